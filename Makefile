@@ -1,0 +1,43 @@
+# `make demo` and `make test` are all a fresh machine with Python and make
+# needs; the rest is for developers.
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+
+# Quiet TensorFlow's start-up banner; errors still show.
+export TF_CPP_MIN_LOG_LEVEL ?= 2
+
+.PHONY: demo test test-slow lint benchmark clean
+
+demo: $(VENV)/.installed
+	$(BIN)/python examples/quickstart.py
+
+test: lint
+	$(BIN)/python -m pytest -m "not slow"
+
+test-slow: $(VENV)/.installed-test
+	$(BIN)/python -m pytest -m slow -s
+
+lint: $(VENV)/.installed-test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+benchmark: $(VENV)/.installed
+	$(BIN)/python tools/benchmark.py
+
+$(VENV)/bin/python:
+	$(PYTHON) -m venv $(VENV)
+
+# The stamps make both commands do nothing twice: an install runs again only
+# when the requirements change.
+$(VENV)/.installed: setup.py keras_rub/version.py | $(VENV)/bin/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e .
+	touch $@
+
+$(VENV)/.installed-test: setup.py keras_rub/version.py | $(VENV)/bin/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[test]"
+	touch $@ $(VENV)/.installed
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache out

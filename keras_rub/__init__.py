@@ -1,0 +1,1 @@
+"""Robust Keras classifiers with certificates."""

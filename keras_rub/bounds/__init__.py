@@ -1,0 +1,16 @@
+"""Bounds of what a perturbation can do to a network's margins."""
+
+from keras_rub.bounds import rules as _rules  # registers the layer rules
+from keras_rub.bounds.program import (
+    UnsupportedLayerError,
+    lower,
+    register_rule,
+)
+from keras_rub.bounds.vertex_expansion import VertexExpansion
+
+__all__ = [
+    "UnsupportedLayerError",
+    "VertexExpansion",
+    "lower",
+    "register_rule",
+]

@@ -1,0 +1,266 @@
+"""The convex majorant of a network, evaluated at chosen points.
+
+A pair (U, N) is carried through the program: U bounds a tensor from above, N
+bounds its negative from above, and both are convex in the perturbation. It is
+kept as its centre (U - N) / 2 and radius (U + N) / 2, because an affine map
+then costs two products in place of four.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import tensorflow as tf
+
+from keras_rub.bounds.program import (
+    Affine,
+    Convex,
+    Operation,
+    Program,
+    frontier,
+)
+
+
+class Majorant(NamedTuple):
+    """Centre and radius [rows, ...]; a radius of `None` is exactly 0."""
+
+    center: tf.Tensor
+    radius: tf.Tensor | None = None
+
+    @property
+    def upper(self) -> tf.Tensor:
+        """U, a bound of the tensor from above."""
+        if self.radius is None:
+            return self.center
+        return self.center + self.radius
+
+    @property
+    def negative(self) -> tf.Tensor:
+        """N, a bound of the negated tensor from above."""
+        if self.radius is None:
+            return -self.center
+        return self.radius - self.center
+
+    @classmethod
+    def of_halves(cls, upper: tf.Tensor, negative: tf.Tensor) -> Majorant:
+        """The majorant with these U / 2 and N / 2."""
+        return cls(upper - negative, upper + negative)
+
+
+@dataclasses.dataclass(frozen=True)
+class Classes:
+    """The K - 1 classes that compete with the label, sample by sample.
+
+    Competitor j of a sample with label y is the class (y + 1 + j) mod K. All
+    bounds are computed in this order, because the label's own margin is 0 and
+    needs no work.
+    """
+
+    labels: tf.Tensor  # [batch], int32
+    num_classes: int
+
+    @property
+    def seeds(self) -> tf.Tensor:
+        """Rows `e_k - e_y` of the competitors k: [batch, K - 1, K]."""
+        steps = tf.range(1, self.num_classes, dtype=tf.int32)
+        others = (self.labels[:, None] + steps[None]) % self.num_classes
+        return tf.one_hot(others, self.num_classes) - tf.one_hot(
+            self.labels[:, None], self.num_classes
+        )
+
+    def to_classes(self, competitors: tf.Tensor) -> tf.Tensor:
+        """[batch, K - 1] by competitor -> [batch, K] by class, 0 at y."""
+        padded = tf.pad(competitors, [[0, 0], [1, 0]])
+        classes = tf.range(self.num_classes, dtype=tf.int32)
+        order = (classes[None] - self.labels[:, None]) % self.num_classes
+        return tf.gather(padded, order, batch_dims=1)
+
+    def to_competitors(self, margins: tf.Tensor) -> tf.Tensor:
+        """[batch, K] by class -> [batch, K - 1] by competitor."""
+        steps = tf.range(1, self.num_classes, dtype=tf.int32)
+        others = (self.labels[:, None] + steps[None]) % self.num_classes
+        return tf.gather(margins, others, batch_dims=1)
+
+
+class Relaxation:
+    """A program, made ready for one batch: all that the clean inputs decide.
+
+    The lines below the activations, the winners of the maxima and the margin
+    rows come from the clean pass. They may differ between samples but not
+    between the points of one sample's perturbation set: that keeps the
+    margins convex.
+
+    Args:
+        program: the network.
+        x: tensor [batch, *features]. The clean inputs.
+        classes: their labels.
+    """
+
+    def __init__(self, program: Program, x: tf.Tensor, classes: Classes):
+        self.program = program
+        self.classes = classes
+        self.suffix = program.suffix()
+        self.body = [
+            operation
+            for operation in program.operations
+            if operation not in self.suffix
+        ]
+        self.ends = frontier(self.body, self.suffix, program.output)
+        self.values, self.choices = self._clean_pass(x)
+        self.rows, self.constant = self._margin_rows()
+        self.clean_margins = self.margins({0: Majorant(x)}, copies=1)[:, 0]
+
+    def _clean_pass(self, x):
+        values = {0: x}
+        choices = {}
+        for operation in self.program.operations:
+            inputs = [values[index] for index in operation.inputs]
+            if isinstance(operation, Affine):
+                value = operation.apply(*inputs)
+            elif isinstance(operation, Convex):
+                activation = operation.activation
+                value = activation.function(*inputs)
+                choices[operation.output] = activation.tangent_parameter(
+                    *inputs
+                )
+            else:
+                value = tf.reduce_max(*inputs, axis=operation.axis)
+                # The one position that attains the maximum (the first one).
+                choices[operation.output] = tf.one_hot(
+                    tf.argmax(*inputs, axis=operation.axis),
+                    inputs[0].shape[operation.axis],
+                    axis=operation.axis,
+                    dtype=value.dtype,
+                )
+            values[operation.output] = value
+        return values, choices
+
+    def _margin_rows(self):
+        """The margins as affine functions of the values in `ends`.
+
+        Merging all affine maps up to the output before their absolute value
+        is taken gives the tightest bound.
+        """
+        seeds = tf.cast(self.classes.seeds, self.values[0].dtype)
+        batch, competitors = tf.shape(seeds)[0], seeds.shape[1]
+        seeds = tf.reshape(seeds, [-1, self.classes.num_classes])
+        zeros = {
+            index: tf.zeros(
+                tf.concat(
+                    [[batch * competitors], tf.shape(self.values[index])[1:]],
+                    axis=0,
+                ),
+                seeds.dtype,
+            )
+            for index in self.ends
+        }
+        with tf.GradientTape() as tape:
+            tape.watch(zeros)
+            values = dict(zeros)
+            for operation in self.suffix:
+                values[operation.output] = operation.apply(
+                    *(values[index] for index in operation.inputs)
+                )
+            output = values[self.program.output]
+        rows = tape.gradient(
+            output,
+            zeros,
+            output_gradients=seeds,
+            unconnected_gradients="zero",
+        )
+        rows = {
+            index: tf.reshape(
+                row, [batch, competitors, _features(self.values[index])]
+            )
+            for index, row in rows.items()
+        }
+        constant = tf.reduce_sum(output * seeds, axis=-1)
+        return rows, tf.reshape(constant, [batch, competitors])
+
+    def margins(
+        self,
+        start: Mapping[int, Majorant],
+        copies: int | tf.Tensor,
+        operations: Sequence[Operation] | None = None,
+    ) -> tf.Tensor:
+        """Upper bounds of the margins at `copies` points a sample.
+
+        Args:
+            start: majorants of the values that `operations` read first, each
+                of [batch * copies, ...], the points of one sample side by
+                side.
+            copies: number of points a sample.
+            operations: the operations from there to the affine end. Defaults
+                to all of them, from the input on.
+
+        Returns:
+            Tensor [batch, copies, K - 1], by competitor.
+        """
+        values = dict(start)
+        for operation in self.body if operations is None else operations:
+            values[operation.output] = self._propagate(
+                operation, [values[index] for index in operation.inputs], copies
+            )
+        total = self.constant[:, None]
+        batch, competitors = tf.shape(total)[0], total.shape[-1]
+        for index, row in self.rows.items():
+            size = row.shape[-1]
+            for part, coefficients in zip(
+                values[index], (row, tf.abs(row)), strict=True
+            ):
+                if part is not None:
+                    points = tf.reshape(part, [batch, copies, size])
+                    total += tf.matmul(points, coefficients, transpose_b=True)
+        return tf.ensure_shape(total, [None, None, competitors])
+
+    def _propagate(self, operation, inputs, copies) -> Majorant:
+        if isinstance(operation, Affine):
+            centers = [bound.center for bound in inputs]
+            radii = [bound.radius for bound in inputs]
+            if all(radius is None for radius in radii):
+                return Majorant(operation.apply(*centers))
+            radii = [
+                tf.zeros_like(center) if radius is None else radius
+                for center, radius in zip(centers, radii, strict=True)
+            ]
+            return Majorant(
+                operation.apply(*centers), operation.magnitude(*radii)
+            )
+        (bound,) = inputs
+        choice = self.choices[operation.output]
+        if isinstance(operation, Convex):
+            # Halved where it is cheapest: on the small tensors of a line.
+            slope, height = operation.activation.line(choice)
+            negative = _for_each_point(
+                tf.multiply, bound.negative, 0.5 * slope, copies
+            )
+            if height is not None:
+                negative = _for_each_point(
+                    tf.subtract, negative, 0.5 * height, copies
+                )
+            return Majorant.of_halves(
+                0.5 * operation.activation.function(bound.upper), negative
+            )
+        chosen = _for_each_point(
+            tf.multiply, bound.negative, 0.5 * choice, copies
+        )
+        return Majorant.of_halves(
+            0.5 * tf.reduce_max(bound.upper, axis=operation.axis),
+            tf.reduce_sum(chosen, axis=operation.axis),
+        )
+
+
+def _for_each_point(function, points, per_sample, copies):
+    """`function` of [batch * copies, ...] and [batch, ...], row by row."""
+    if isinstance(copies, int) and copies == 1:
+        return function(points, per_sample)
+    shape = tf.shape(points)
+    grouped = tf.reshape(points, tf.concat([[-1, copies], shape[1:]], axis=0))
+    result = tf.reshape(function(grouped, per_sample[:, None]), shape)
+    return tf.ensure_shape(result, [None, *points.shape[1:]])
+
+
+def _features(tensor: tf.Tensor) -> int:
+    return tf.TensorShape(tensor.shape[1:]).num_elements()

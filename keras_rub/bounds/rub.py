@@ -1,0 +1,279 @@
+"""The RUB bound: the largest value of the majorant over the vertices."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import tensorflow as tf
+
+from keras_rub.bounds import screening
+from keras_rub.bounds.majorant import Classes, Majorant, Relaxation
+from keras_rub.bounds.program import Program
+from keras_rub.bounds.vertex_expansion import VertexExpansion
+
+# With a valid range, a worst case mixes several vertices. This many of the
+# best are sorted for each class; the mass that is left then goes to the last
+# of them, which is an upper bound.
+_MIXED_VERTICES = 128
+
+
+class WorstCase(NamedTuple):
+    """Where the bound is attained: a mixture of vertices for each competitor.
+
+    `vertices` and `shares` are [batch, K - 1, S]. What the shares leave of 1
+    belongs to the clean input.
+    """
+
+    vertices: tf.Tensor
+    shares: tf.Tensor
+
+
+class VertexBound:
+    """The majorant of one batch at the vertices of its L1 balls.
+
+    Args:
+        program: the network.
+        expansion: built `VertexExpansion` layer. Lists the vertices.
+        x: tensor [batch, *features]. The clean inputs.
+        labels: int tensor [batch].
+        num_classes: int. K.
+        rho: tensor [] or [batch]. The radii.
+        room: pair of tensors like `x`, or `None`. How far each feature can
+            move up, and down.
+        memory_budget: int. Bytes that the values of one chunk of vertices
+            may take.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        expansion: VertexExpansion,
+        x: tf.Tensor,
+        labels: tf.Tensor,
+        num_classes: int,
+        rho: tf.Tensor,
+        *,
+        room: tuple[tf.Tensor, tf.Tensor] | None = None,
+        memory_budget: int = 2**25,
+    ):
+        self.relaxation = Relaxation(program, x, Classes(labels, num_classes))
+        self.expansion = expansion
+        self.x = x
+        self.rho = tf.broadcast_to(tf.cast(rho, x.dtype), tf.shape(x)[:1])
+        self.room = room
+        self.memory_budget = memory_budget
+        self.start = screening.first_layer(self.relaxation, expansion)
+
+    @property
+    def num_vertices(self) -> int:
+        return self.expansion.num_vertices
+
+    def at(self, vertices: tf.Tensor) -> tf.Tensor:
+        """Bounds of the margins at some vertices.
+
+        Args:
+            vertices: int tensor [V], or [batch, V].
+
+        Returns:
+            Tensor [batch, V, K - 1].
+        """
+        copies = tf.shape(vertices)[-1]
+        if self.start is not None:
+            values, operations = self.start.at(vertices, self.rho)
+            return self.relaxation.margins(values, copies, operations)
+        points = self.expansion.call(self.x, vertices, self.rho)
+        points = tf.reshape(
+            points, tf.concat([[-1], tf.shape(self.x)[1:]], axis=0)
+        )
+        points = tf.ensure_shape(points, [None, *self.x.shape[1:]])
+        return self.relaxation.margins({0: Majorant(points)}, copies)
+
+    def at_worst_case(self, worst: WorstCase) -> tf.Tensor:
+        """The worst-case margins [batch, K - 1] of a known worst case.
+
+        This is what a gradient is taken of: the gradient of a maximum is the
+        gradient at the place where it is attained.
+        """
+        competitors, count = worst.vertices.shape[1], tf.shape(worst.vertices)[2]
+        points = tf.reshape(worst.vertices, [-1, competitors * count])
+        values = tf.reshape(
+            self.at(points), [-1, competitors, count, competitors]
+        )
+        # Each competitor reads its own vertices only.
+        own = tf.linalg.diag_part(tf.transpose(values, [0, 2, 1, 3]))
+        own = tf.transpose(own, [0, 2, 1])
+        clean = self.relaxation.clean_margins
+        left = 1.0 - tf.reduce_sum(worst.shares, axis=-1)
+        return left * clean + tf.reduce_sum(worst.shares * own, axis=-1)
+
+    def worst_case(self, vertices: int | str) -> WorstCase:
+        """Finds the worst case over all vertices or the screened ones.
+
+        Args:
+            vertices: `"all"`, or how many vertices a sample to keep after
+                screening.
+        """
+        if vertices == "all" or vertices >= self.num_vertices:
+            if self.room is None:
+                return self._plain_maximum(*self._scan())
+            candidates = tf.range(self.num_vertices)
+            values = self.over_chunks(self.at)
+        else:
+            candidates = screening.screen(self, vertices)
+            values = self.at(candidates)
+            if self.room is None:
+                best = tf.argmax(values, axis=1, output_type=tf.int32)
+                return self._plain_maximum(
+                    tf.reduce_max(values, axis=1),
+                    tf.gather(candidates, best, batch_dims=1),
+                )
+        return self._mixture(candidates, values)
+
+    def _plain_maximum(self, values, vertices) -> WorstCase:
+        # The clean input is a candidate too: it wins ties, so a radius of 0
+        # gives the clean margins to the last bit.
+        moved = (values > self.relaxation.clean_margins) & (
+            self.rho[:, None] > 0
+        )
+        shares = tf.cast(moved, values.dtype)
+        return WorstCase(vertices[..., None], shares[..., None])
+
+    def caps(self, vertices: tf.Tensor) -> tf.Tensor:
+        """The largest share of each vertex that stays in the valid range.
+
+        Args:
+            vertices: int tensor [V], or [batch, V].
+
+        Returns:
+            Tensor [batch, V] of numbers in [0, 1].
+        """
+        features, steps = self.expansion.moves(vertices, self.x.dtype)
+        flat = [
+            tf.reshape(part, [-1, self.expansion.input_size])
+            for part in self.room
+        ]
+        batch = tf.shape(self.x)[0]
+        shape = [batch, tf.shape(vertices)[-1]]
+        features = tf.broadcast_to(features, shape)
+        steps = tf.broadcast_to(steps, shape)
+        up, down = (
+            tf.gather(part, features, batch_dims=1) for part in flat
+        )
+        length = self.rho[:, None] * tf.abs(steps)
+        room = tf.where(steps > 0, up, down)
+        # A move of length 0 stays in the range wherever it starts.
+        return tf.where(
+            length > room, tf.math.divide_no_nan(room, length), 1.0
+        )
+
+    def _mixture(self, candidates, values) -> WorstCase:
+        """The fractional knapsack over the vertices, by sorting the gains."""
+        clean = self.relaxation.clean_margins
+        gains = tf.transpose(
+            tf.nn.relu(values - clean[:, None]), [0, 2, 1]
+        )
+        caps = self.caps(candidates)
+        gains = tf.where(caps[:, None] > 0, gains, 0.0)
+        count = tf.minimum(_MIXED_VERTICES, tf.shape(gains)[-1])
+        gains, order = tf.math.top_k(gains, count)
+        caps = tf.gather(caps, order, batch_dims=1)
+        before = tf.cumsum(caps, axis=-1, exclusive=True)
+        shares = tf.clip_by_value(1.0 - before, 0.0, caps)
+        shares = tf.where(gains > 0, shares, 0.0)
+        if candidates.shape.rank == 1:
+            dropped = tf.shape(candidates)[0] > count
+            left = 1.0 - tf.reduce_sum(shares, axis=-1, keepdims=True)
+            last = tf.cast(dropped, shares.dtype) * tf.where(
+                gains[..., -1:] > 0, left, 0.0
+            )
+            shares += tf.pad(last, [[0, 0], [0, 0], [count - 1, 0]])
+            vertices = tf.gather(candidates, order)
+        else:
+            vertices = tf.gather(candidates, order, batch_dims=1)
+        used = tf.reduce_max(
+            tf.reduce_sum(tf.cast(shares > 0, tf.int32), axis=-1)
+        )
+        used = tf.maximum(used, 1)
+        shares *= tf.cast(self.rho[:, None, None] > 0, shares.dtype)
+        return WorstCase(vertices[..., :used], shares[..., :used])
+
+    def chunk(self) -> tf.Tensor:
+        """How many vertices fit into the memory budget at once."""
+        widths = [
+            tf.TensorShape(value.shape[1:]).num_elements()
+            for value in self.relaxation.values.values()
+        ]
+        # Around an operation its inputs and outputs are alive, each as a
+        # centre, a radius and the temporaries between them.
+        row = 4 * self.x.dtype.size * sum(sorted(widths)[-2:])
+        rows = max(self.memory_budget // row, 1)
+        chunk = tf.maximum(rows // tf.shape(self.x, tf.int64)[0], 1)
+        return tf.cast(tf.minimum(chunk, self.num_vertices), tf.int32)
+
+    def _scan(self):
+        """Largest value and its vertex, for each sample and competitor."""
+        chunk = self.chunk()
+        shape = tf.shape(self.relaxation.clean_margins)
+
+        def step(first, best, best_vertex):
+            last = tf.minimum(first + chunk, self.num_vertices)
+            values = self.at(tf.range(first, last))
+            # A comparison with NaN is false: it would be passed over.
+            values = tf.where(tf.math.is_nan(values), values.dtype.max, values)
+            largest = tf.reduce_max(values, axis=1)
+            where = tf.argmax(values, axis=1, output_type=tf.int32) + first
+            better = largest > best
+            return (
+                last,
+                tf.where(better, largest, best),
+                tf.where(better, where, best_vertex),
+            )
+
+        width = self.relaxation.clean_margins.shape[-1]
+        _, best, vertex = tf.while_loop(
+            lambda first, *_: first < self.num_vertices,
+            step,
+            (
+                tf.constant(0),
+                tf.fill(shape, tf.constant(self.x.dtype.min, self.x.dtype)),
+                tf.zeros(shape, tf.int32),
+            ),
+            shape_invariants=(
+                tf.TensorShape([]),
+                tf.TensorShape([None, width]),
+                tf.TensorShape([None, width]),
+            ),
+            parallel_iterations=1,
+        )
+        return best, vertex
+
+    def over_chunks(self, function) -> tf.Tensor:
+        """`function` of chunks of vertex numbers [V'], put side by side.
+
+        Args:
+            function: takes an int tensor [V'], returns [batch, V', K - 1].
+
+        Returns:
+            Tensor [batch, V, K - 1].
+        """
+        chunk = self.chunk()
+        parts = tf.TensorArray(
+            self.x.dtype, size=0, dynamic_size=True, infer_shape=False
+        )
+
+        def step(first, parts):
+            last = tf.minimum(first + chunk, self.num_vertices)
+            values = function(tf.range(first, last))
+            return last, parts.write(
+                parts.size(), tf.transpose(values, [1, 0, 2])
+            )
+
+        _, parts = tf.while_loop(
+            lambda first, *_: first < self.num_vertices,
+            step,
+            (tf.constant(0), parts),
+            parallel_iterations=1,
+        )
+        values = tf.transpose(parts.concat(), [1, 0, 2])
+        width = self.relaxation.clean_margins.shape[-1]
+        return tf.ensure_shape(values, [None, self.num_vertices, width])

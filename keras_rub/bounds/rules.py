@@ -1,0 +1,386 @@
+"""The rules of Keras's own layers.
+
+Weights are read when a rule's map runs, and cast to the type of what it is
+applied to: a float64 certificate or a float32 bound of a float16 model needs
+nothing else.
+"""
+
+from __future__ import annotations
+
+import keras
+import tensorflow as tf
+from keras import layers, ops
+
+from keras_rub.bounds import activations
+from keras_rub.bounds.program import (
+    Symbol,
+    affine,
+    register_rule,
+    unsupported,
+)
+
+
+def _like(weight, tensor: tf.Tensor) -> tf.Tensor:
+    return tf.cast(tf.convert_to_tensor(weight), tensor.dtype)
+
+
+def _activate(layer, x: Symbol, activation) -> Symbol:
+    convex = activations.from_keras(activation)
+    if convex is None:
+        name = getattr(activation, "__name__", type(activation).__name__)
+        raise unsupported(layer, f"with activation {name!r}")
+    return x.convex(convex)
+
+
+# Layers with a kernel ------------------------------------------------------
+
+
+def _add_bias(layer, y: tf.Tensor) -> tf.Tensor:
+    if layer.bias is None:
+        return y
+    bias = _like(layer.bias, y)
+    if getattr(layer, "data_format", None) == "channels_first":
+        bias = tf.reshape(bias, [-1] + [1] * (len(y.shape) - 2))
+    return y + bias
+
+
+def _linear_with_kernel(layer, x: Symbol, product, **structure) -> Symbol:
+    def apply(t):
+        return _add_bias(layer, product(t, _like(layer.kernel, t)))
+
+    def magnitude(r):
+        return product(r, tf.abs(_like(layer.kernel, r)))
+
+    y = x.affine(apply, magnitude, **structure)
+    return _activate(layer, y, layer.activation)
+
+
+@register_rule(layers.Dense)
+def _dense(layer, x):
+    return _linear_with_kernel(layer, x, tf.linalg.matmul)
+
+
+@register_rule(layers.Conv1D, layers.Conv2D, layers.Conv3D)
+def _conv(layer, x):
+    return _linear_with_kernel(
+        layer,
+        x,
+        layer.convolution_op,
+        convolution=layer if layer.groups == 1 else None,
+    )
+
+
+@register_rule(layers.DepthwiseConv1D, layers.DepthwiseConv2D)
+def _depthwise_conv(layer, x):
+    def product(t, kernel):
+        return ops.depthwise_conv(
+            t,
+            kernel,
+            strides=list(layer.strides),
+            padding=layer.padding,
+            dilation_rate=layer.dilation_rate,
+            data_format=layer.data_format,
+        )
+
+    return _linear_with_kernel(layer, x, product)
+
+
+# Scaling of single features ------------------------------------------------
+
+
+def _scale_and_shift(x: Symbol, scale_and_shift) -> Symbol:
+    def apply(t):
+        scale, shift = scale_and_shift(t)
+        return t * scale + shift
+
+    def magnitude(r):
+        scale, _ = scale_and_shift(r)
+        return r * tf.abs(scale)
+
+    return x.affine(apply, magnitude, monomial=True)
+
+
+@register_rule(layers.BatchNormalization)
+def _batch_normalization(layer, x):
+    def along_axis(weight, t):
+        shape = [1] * len(t.shape)
+        shape[layer.axis] = -1
+        return tf.reshape(_like(weight, t), shape)
+
+    def scale_and_shift(t):
+        scale = tf.math.rsqrt(
+            along_axis(layer.moving_variance, t) + layer.epsilon
+        )
+        if layer.scale:
+            scale *= along_axis(layer.gamma, t)
+        shift = -along_axis(layer.moving_mean, t) * scale
+        if layer.center:
+            shift += along_axis(layer.beta, t)
+        return scale, shift
+
+    return _scale_and_shift(x, scale_and_shift)
+
+
+@register_rule(layers.Normalization)
+def _normalization(layer, x):
+    def scale_and_shift(t):
+        mean, variance = _like(layer.mean, t), _like(layer.variance, t)
+        deviation = tf.maximum(
+            tf.sqrt(variance), tf.cast(keras.config.epsilon(), t.dtype)
+        )
+        if layer.invert:
+            return deviation, mean
+        return 1.0 / deviation, -mean / deviation
+
+    return _scale_and_shift(x, scale_and_shift)
+
+
+@register_rule(layers.Rescaling)
+def _rescaling(layer, x):
+    return _scale_and_shift(
+        x, lambda t: (_like(layer.scale, t), _like(layer.offset, t))
+    )
+
+
+# Layers that only move, copy or average features ---------------------------
+
+_MOVES = (
+    layers.Flatten,
+    layers.Reshape,
+    layers.Permute,
+    layers.ZeroPadding1D,
+    layers.ZeroPadding2D,
+    layers.ZeroPadding3D,
+    layers.Cropping1D,
+    layers.Cropping2D,
+    layers.Cropping3D,
+)
+
+_COPIES_AND_MEANS = (
+    layers.RepeatVector,
+    layers.UpSampling1D,
+    layers.AveragePooling1D,
+    layers.AveragePooling2D,
+    layers.AveragePooling3D,
+    layers.GlobalAveragePooling1D,
+    layers.GlobalAveragePooling2D,
+    layers.GlobalAveragePooling3D,
+)
+
+
+@register_rule(*_MOVES)
+def _move(layer, x):
+    # Not layer(t): that would cast to the layer's compute type.
+    return x.affine(layer.call, layer.call, monomial=True)
+
+
+@register_rule(*_COPIES_AND_MEANS)
+def _copy_or_mean(layer, x):
+    return x.affine(layer.call, layer.call)
+
+
+_IDENTITY_AT_INFERENCE = (
+    layers.InputLayer,
+    layers.Identity,
+    layers.Dropout,
+    layers.SpatialDropout1D,
+    layers.SpatialDropout2D,
+    layers.SpatialDropout3D,
+    layers.AlphaDropout,
+    layers.GaussianDropout,
+    layers.GaussianNoise,
+    layers.ActivityRegularization,
+)
+
+
+@register_rule(*_IDENTITY_AT_INFERENCE)
+def _identity(layer, x):
+    return x
+
+
+# Activations as layers -----------------------------------------------------
+
+
+@register_rule(layers.ReLU, layers.LeakyReLU, layers.ELU, layers.Activation)
+def _activation(layer, x):
+    return _activate(layer, x, layer)
+
+
+# Maxima --------------------------------------------------------------------
+
+
+@register_rule(layers.MaxPooling1D, layers.MaxPooling2D, layers.MaxPooling3D)
+def _max_pooling(layer, x):
+    rank = len(layer.pool_size)
+    if layer.data_format == "channels_first":
+        raise unsupported(layer, "with data_format 'channels_first'")
+
+    # One window's entries become an axis of their own, before the channels.
+    def windows(t, outside):
+        t = _pad_same(layer, t, outside) if layer.padding == "same" else t
+        parts = []
+        for offset in _offsets(layer.pool_size):
+            index = [slice(None)]
+            for axis in range(rank):
+                size = t.shape[axis + 1] - layer.pool_size[axis]
+                index.append(
+                    slice(
+                        offset[axis],
+                        offset[axis] + size + 1,
+                        layer.strides[axis],
+                    )
+                )
+            parts.append(t[tuple(index)])
+        return tf.stack(parts, axis=-2)
+
+    def apply(t):
+        # Padding must never win, and must not become infinity minus infinity.
+        return windows(t, outside=t.dtype.min / 4)
+
+    def magnitude(r):
+        return windows(r, outside=0.0)
+
+    return x.affine(apply, magnitude).max(axis=-2)
+
+
+def _offsets(pool_size):
+    grid = [()]
+    for size in pool_size:
+        grid = [(*head, tail) for head in grid for tail in range(size)]
+    return grid
+
+
+def _pad_same(layer, t, outside):
+    paddings = [(0, 0)]
+    for axis, (size, stride) in enumerate(
+        zip(layer.pool_size, layer.strides, strict=True)
+    ):
+        length = t.shape[axis + 1]
+        total = max((-(-length // stride) - 1) * stride + size - length, 0)
+        paddings.append((total // 2, total - total // 2))
+    paddings.append((0, 0))
+    return tf.pad(t, paddings, constant_values=outside)
+
+
+@register_rule(
+    layers.GlobalMaxPooling1D,
+    layers.GlobalMaxPooling2D,
+    layers.GlobalMaxPooling3D,
+)
+def _global_max_pooling(layer, x):
+    first = layer.data_format == "channels_first"
+
+    def gather(t):
+        channels = t.shape[1] if first else t.shape[-1]
+        if first:
+            t = tf.transpose(t, [0, *range(2, len(t.shape)), 1])
+        positions = int(tf.TensorShape(t.shape[1:-1]).num_elements())
+        return tf.reshape(t, [-1, positions, channels])
+
+    out = x.affine(gather, gather).max(axis=-2)
+    if not layer.keepdims:
+        return out
+    rank = {layers.GlobalMaxPooling1D: 1, layers.GlobalMaxPooling2D: 2}.get(
+        type(layer), 3
+    )
+
+    def spread(t):
+        ones = [1] * rank
+        channels = t.shape[-1]
+        shape = [channels, *ones] if first else [*ones, channels]
+        return tf.reshape(t, [-1, *shape])
+
+    return out.affine(spread, spread)
+
+
+# Merging -------------------------------------------------------------------
+
+
+@register_rule(layers.Add)
+def _add(layer, xs):
+    return affine(xs, lambda *t: sum(t), lambda *r: sum(r))
+
+
+@register_rule(layers.Subtract)
+def _subtract(layer, xs):
+    return affine(xs, lambda a, b: a - b, lambda a, b: a + b)
+
+
+@register_rule(layers.Average)
+def _average(layer, xs):
+    def mean(*t):
+        return sum(t) / len(t)
+
+    return affine(xs, mean, mean)
+
+
+@register_rule(layers.Concatenate)
+def _concatenate(layer, xs):
+    def join(*t):
+        return tf.concat(t, axis=layer.axis)
+
+    return affine(xs, join, join)
+
+
+# Plain arithmetic in a functional graph -------------------------------------
+
+
+def _operation_type(function) -> type:
+    """The class under which Keras records an arithmetic operation."""
+    tensors = [keras.KerasTensor((None, 2)) for _ in range(2)]
+    return type(function(*tensors)._keras_history.operation)
+
+
+def _binary(signs):
+    def rule(operation, a, b):
+        symbols = [t for t in (a, b) if isinstance(t, Symbol)]
+        constants = [
+            None if isinstance(t, Symbol) else t for t in (a, b)
+        ]
+
+        def combine(tensors, signs, with_constants):
+            tensors = iter(tensors)
+            total = 0.0
+            for constant, sign in zip(constants, signs, strict=True):
+                if constant is None:
+                    total += sign * next(tensors)
+                elif with_constants:
+                    total += sign * constant
+            return total
+
+        return affine(
+            symbols,
+            lambda *t: combine(t, signs, True),
+            lambda *r: combine(r, (1, 1), False),
+        )
+
+    return rule
+
+
+register_rule(_operation_type(lambda a, b: a + b))(_binary((1, 1)))
+register_rule(_operation_type(lambda a, b: a - b))(_binary((1, -1)))
+
+
+@register_rule(_operation_type(lambda a, b: a * b))
+def _multiply(operation, a, b):
+    if isinstance(a, Symbol) and isinstance(b, Symbol):
+        raise unsupported(operation, "of two tensors")
+    x, factor = (a, b) if isinstance(a, Symbol) else (b, a)
+    return _scale_and_shift(x, lambda t: (_like(factor, t), 0.0))
+
+
+@register_rule(_operation_type(lambda a, b: a / b))
+def _divide(operation, a, b):
+    if isinstance(b, Symbol):
+        raise unsupported(operation, "by a tensor")
+    return _scale_and_shift(a, lambda t: (1.0 / _like(b, t), 0.0))
+
+
+@register_rule(_operation_type(lambda a, b: -a))
+def _negative(operation, x):
+    return x.affine(lambda t: -t, lambda r: r)
+
+
+@register_rule(_operation_type(lambda a, b: ops.relu(a)))
+def _relu_operation(operation, x):
+    return x.convex(activations.leaky_relu(0.0))

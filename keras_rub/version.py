@@ -1,0 +1,3 @@
+"""The version of keras_rub, in the one place that setup.py also reads."""
+
+__version__ = "0.1.0"

@@ -1,0 +1,68 @@
+"""Packaging of keras_rub: metadata, requirements and extras."""
+
+import pathlib
+import re
+
+import setuptools
+
+HERE = pathlib.Path(__file__).parent
+VERSION = re.search(
+    r'^__version__ = "(.+)"$',
+    (HERE / "keras_rub" / "version.py").read_text(),
+    flags=re.MULTILINE,
+).group(1)
+
+# The ranges end below the next release that has not been tried; README.md
+# names the versions that were.
+REQUIRED = [
+    "tensorflow>=2.20,<2.22",
+    "keras>=3.12,<4",
+    "numpy>=1.26,<3",
+    "absl-py>=2.1",
+    "tensorflow-datasets>=4.9.9,<5",
+    # tensorflow-datasets imports it when it prepares a data set, but does
+    # not declare it.
+    "importlib_resources>=6",
+    "keras-tuner>=1.4.8,<2",
+    # keras-tuner imports it in every trial, and keras's TensorBoard callback
+    # writes through it; TensorFlow 2.21 no longer brings it.
+    "tensorboard>=2.19",
+    "foolbox>=3.3.4,<4",
+    # foolbox imports a scipy module that is announced to go away in 2.0.
+    "scipy>=1.13,<2",
+    # Embedded data sets and stratified splits.
+    "scikit-learn>=1.5,<2",
+    # Plots of the examples, tools and reports.
+    "matplotlib>=3.9,<4",
+]
+
+TEST = [
+    "pytest>=8,<10",
+    "hypothesis>=6.100,<7",
+    "ruff>=0.14,<0.16",
+]
+
+setuptools.setup(
+    name="keras-rub",
+    version=VERSION,
+    description="Robust Keras classifiers with certificates",
+    long_description=(HERE / "README.md").read_text(),
+    long_description_content_type="text/markdown",
+    license="MIT",
+    python_requires=">=3.11,<3.14",
+    packages=setuptools.find_packages(include=["keras_rub", "keras_rub.*"]),
+    package_data={"keras_rub": ["py.typed"]},
+    install_requires=REQUIRED,
+    extras_require={"test": TEST},
+    classifiers=[
+        "Development Status :: 3 - Alpha",
+        "Intended Audience :: Developers",
+        "Intended Audience :: Science/Research",
+        "Programming Language :: Python :: 3",
+        "Programming Language :: Python :: 3.11",
+        "Programming Language :: Python :: 3.12",
+        "Programming Language :: Python :: 3.13",
+        "Topic :: Scientific/Engineering :: Artificial Intelligence",
+        "Typing :: Typed",
+    ],
+)
