@@ -65,7 +65,6 @@ class PerturbationSet:
             Defaults to `None`, no limit.
 
     Example:
-
     ```python
     # Feature 0 is the age: it can't change. Feature 2 is twice as hard to move.
     keras_rub.PerturbationSet(
@@ -109,9 +108,7 @@ class PerturbationSet:
                     f"{tuple(shape)}. Received: shape {array.shape}"
                 )
 
-    def vertices(
-        self, shape: tuple[int, ...]
-    ) -> tuple[np.ndarray, np.ndarray]:
+    def vertices(self, shape: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
         """Lists the corners of the unit L1 ball as single-feature moves.
 
         Args:

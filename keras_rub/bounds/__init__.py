@@ -1,6 +1,6 @@
 """Bounds of what a perturbation can do to a network's margins."""
 
-from keras_rub.bounds import rules as _rules  # registers the layer rules
+from keras_rub.bounds import rules  # noqa: F401, registers the layer rules
 from keras_rub.bounds.program import (
     UnsupportedLayerError,
     lower,

@@ -75,7 +75,7 @@ def leaky_relu(negative_slope: float) -> ConvexActivation | None:
 
 
 def elu(alpha: float) -> ConvexActivation | None:
-    """z above 0, alpha (exp z - 1) below; convex for alpha in [0, 1]."""
+    """Z above 0, alpha (exp z - 1) below; convex for alpha in [0, 1]."""
     if not 0.0 <= alpha <= 1.0:
         return None
 

@@ -208,7 +208,6 @@ def register_rule(*layer_types: type) -> Callable[[Rule], Rule]:
         *layer_types: one or more `keras.layers.Layer` subclasses.
 
     Example:
-
     ```python
     @keras_rub.register_rule(Gain)
     def gain(layer, x):

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import NamedTuple
 
+import keras
 import tensorflow as tf
 
 from keras_rub.bounds import screening
 from keras_rub.bounds.majorant import Classes, Majorant, Relaxation
-from keras_rub.bounds.program import Program
+from keras_rub.bounds.program import Program, lower
 from keras_rub.bounds.vertex_expansion import VertexExpansion
+from keras_rub.uncertainty import PerturbationSet
 
 # With a valid range, a worst case mixes several vertices. This many of the
 # best are sorted for each class; the mass that is left then goes to the last
@@ -28,15 +31,42 @@ class WorstCase(NamedTuple):
     shares: tf.Tensor
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class VertexNetwork:
+    """A network and the vertices of its perturbation set.
+
+    Args:
+        program: the network's operations.
+        expansion: built `VertexExpansion` layer. Lists the vertices.
+        num_classes: int. K.
+    """
+
+    program: Program
+    expansion: VertexExpansion
+    num_classes: int
+
+    @classmethod
+    def of(
+        cls, model: keras.Model, perturbations: PerturbationSet
+    ) -> VertexNetwork:
+        """Lowers a built Sequential or Functional classifier."""
+        program = lower(model)
+        shape = tuple(model.inputs[0].shape)
+        perturbations.check_shape(shape[1:])
+        expansion = VertexExpansion(
+            mask=perturbations.mask, weights=perturbations.weights
+        )
+        expansion.build(shape)
+        return cls(program, expansion, model.outputs[0].shape[-1])
+
+
 class VertexBound:
     """The majorant of one batch at the vertices of its L1 balls.
 
     Args:
-        program: the network.
-        expansion: built `VertexExpansion` layer. Lists the vertices.
+        network: `VertexNetwork`.
         x: tensor [batch, *features]. The clean inputs.
         labels: int tensor [batch].
-        num_classes: int. K.
         rho: tensor [] or [batch]. The radii.
         room: pair of tensors like `x`, or `None`. How far each feature can
             move up, and down.
@@ -46,23 +76,23 @@ class VertexBound:
 
     def __init__(
         self,
-        program: Program,
-        expansion: VertexExpansion,
+        network: VertexNetwork,
         x: tf.Tensor,
         labels: tf.Tensor,
-        num_classes: int,
         rho: tf.Tensor,
         *,
         room: tuple[tf.Tensor, tf.Tensor] | None = None,
-        memory_budget: int = 2**25,
+        memory_budget: int = 2**26,
     ):
-        self.relaxation = Relaxation(program, x, Classes(labels, num_classes))
-        self.expansion = expansion
+        self.relaxation = Relaxation(
+            network.program, x, Classes(labels, network.num_classes)
+        )
+        self.expansion = network.expansion
         self.x = x
         self.rho = tf.broadcast_to(tf.cast(rho, x.dtype), tf.shape(x)[:1])
         self.room = room
         self.memory_budget = memory_budget
-        self.start = screening.first_layer(self.relaxation, expansion)
+        self.start = screening.first_layer(self.relaxation, self.expansion)
 
     @property
     def num_vertices(self) -> int:
@@ -94,7 +124,10 @@ class VertexBound:
         This is what a gradient is taken of: the gradient of a maximum is the
         gradient at the place where it is attained.
         """
-        competitors, count = worst.vertices.shape[1], tf.shape(worst.vertices)[2]
+        competitors, count = (
+            worst.vertices.shape[1],
+            tf.shape(worst.vertices)[2],
+        )
         points = tf.reshape(worst.vertices, [-1, competitors * count])
         values = tf.reshape(
             self.at(points), [-1, competitors, count, competitors]
@@ -156,22 +189,16 @@ class VertexBound:
         shape = [batch, tf.shape(vertices)[-1]]
         features = tf.broadcast_to(features, shape)
         steps = tf.broadcast_to(steps, shape)
-        up, down = (
-            tf.gather(part, features, batch_dims=1) for part in flat
-        )
+        up, down = (tf.gather(part, features, batch_dims=1) for part in flat)
         length = self.rho[:, None] * tf.abs(steps)
         room = tf.where(steps > 0, up, down)
         # A move of length 0 stays in the range wherever it starts.
-        return tf.where(
-            length > room, tf.math.divide_no_nan(room, length), 1.0
-        )
+        return tf.where(length > room, tf.math.divide_no_nan(room, length), 1.0)
 
     def _mixture(self, candidates, values) -> WorstCase:
         """The fractional knapsack over the vertices, by sorting the gains."""
         clean = self.relaxation.clean_margins
-        gains = tf.transpose(
-            tf.nn.relu(values - clean[:, None]), [0, 2, 1]
-        )
+        gains = tf.transpose(tf.nn.relu(values - clean[:, None]), [0, 2, 1])
         caps = self.caps(candidates)
         gains = tf.where(caps[:, None] > 0, gains, 0.0)
         count = tf.minimum(_MIXED_VERTICES, tf.shape(gains)[-1])

@@ -334,9 +334,7 @@ def _operation_type(function) -> type:
 def _binary(signs):
     def rule(operation, a, b):
         symbols = [t for t in (a, b) if isinstance(t, Symbol)]
-        constants = [
-            None if isinstance(t, Symbol) else t for t in (a, b)
-        ]
+        constants = [None if isinstance(t, Symbol) else t for t in (a, b)]
 
         def combine(tensors, signs, with_constants):
             tensors = iter(tensors)

@@ -39,7 +39,6 @@ class VertexExpansion(keras.layers.Layer):
         Tensor [batch, V, *features].
 
     Example:
-
     ```python
     x = np.array([[1.0, 2.0]])
     keras_rub.VertexExpansion(rho=0.5)(x)

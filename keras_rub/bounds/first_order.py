@@ -1,0 +1,75 @@
+"""The aRUB bound: margins plus the dual norm of their input gradient."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from keras_rub import checks
+from keras_rub.bounds.majorant import Classes
+from keras_rub.uncertainty import PerturbationSet
+
+_LOGGER = logging.getLogger("keras_rub")
+
+
+def first_order_margins(
+    network: Callable[[tf.Tensor], tf.Tensor],
+    x: tf.Tensor,
+    y: Any,
+    rho: tf.Tensor,
+    perturbations: PerturbationSet,
+) -> tf.Tensor:
+    """Worst-case margins of the network's linear model at each input.
+
+    `m_k(x) + rho * ||d m_k / d x||_dual`, for every class k. It holds for the
+    network itself only as far as that is linear around x.
+
+    Args:
+        network: function from inputs [batch, *features] to logits
+            [batch, K], the samples apart from each other.
+        x: float tensor [batch, *features].
+        y: class numbers [batch] or one-hot rows [batch, K].
+        rho: tensor [] or [batch]. The radii.
+        perturbations: `PerturbationSet`. Norm, mask and weights.
+
+    Returns:
+        Tensor [batch, K], 0 at the label.
+    """
+    with tf.GradientTape(persistent=True) as tape:
+        tape.watch(x)
+        logits = tf.cast(network(x), tf.float32)
+        labels = checks.class_labels(y, logits.shape[-1])
+        classes = Classes(labels, logits.shape[-1])
+        margins = classes.to_competitors(logits) - tf.gather(
+            logits, labels[:, None], batch_dims=1
+        )
+        rows = tf.unstack(margins, axis=1)
+    jacobian = _jacobian(tape, margins, rows, x)
+    shape = tuple(x.shape[1:])
+    steepest = perturbations.dual_norm(
+        perturbations.scale_gradient(jacobian, shape)
+    )
+    rho = tf.reshape(tf.cast(rho, steepest.dtype), [-1, 1])
+    return classes.to_classes(margins + rho * steepest)
+
+
+def _jacobian(tape, margins, rows, x) -> tf.Tensor:
+    """Derivatives [batch, K - 1, M] of the margins by the flat features."""
+    size = tf.TensorShape(x.shape[1:]).num_elements()
+    shape = [-1, len(rows), size]
+    if len(rows) > 1:
+        try:
+            return tf.reshape(tape.batch_jacobian(margins, x), shape)
+        except (ValueError, NotImplementedError) as error:
+            _LOGGER.info(
+                "The Jacobian can't be vectorised (%s); one gradient a class "
+                "is taken instead.",
+                str(error).splitlines()[0],
+            )
+    gradients = [
+        tape.gradient(row, x, unconnected_gradients="zero") for row in rows
+    ]
+    return tf.reshape(tf.stack(gradients, axis=1), shape)

@@ -1,0 +1,128 @@
+"""Checks of values that are only known while a graph runs.
+
+A failed check inside a `tf.function` can only surface as TensorFlow's own
+`InvalidArgumentError`, deep in a graph. Each check here carries a marked
+message, and `clear_errors` turns it into a plain `ValueError` at the call that
+the user made.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import re
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+_MARK = "[keras_rub]"
+
+
+def require(condition: tf.Tensor, message: str) -> None:
+    """Fails with `message` unless the boolean scalar `condition` holds."""
+    tf.debugging.Assert(condition, [f"{_MARK} {message} {_MARK}"])
+
+
+def require_finite(x: tf.Tensor, name: str = "x") -> None:
+    """Fails if `x` holds NaN or infinity."""
+    require(
+        tf.reduce_all(tf.math.is_finite(x)),
+        f"`{name}` holds NaN or infinite values. Replace or drop them first "
+        "(numpy.nan_to_num, for example).",
+    )
+
+
+def require_in_range(x: tf.Tensor, input_range: tuple | None) -> None:
+    """Fails if `x` leaves the valid range."""
+    if input_range is None:
+        return
+    low, high = (tf.constant(end, x.dtype) for end in input_range)
+    require(
+        tf.reduce_all((x >= low) & (x <= high)),
+        "`x` leaves `input_range`. Every input must lie inside the range "
+        f"that an attacker must respect. Received: `input_range="
+        f"{tuple(np.asarray(end).tolist() for end in input_range)}`",
+    )
+
+
+def class_labels(y: Any, num_classes: int) -> tf.Tensor:
+    """Class numbers of sparse or one-hot labels, checked.
+
+    Args:
+        y: labels, [batch] or [batch, 1] class numbers or [batch, K] one-hot
+            rows; a structure that holds just one such tensor is accepted.
+        num_classes: int. K.
+
+    Returns:
+        Int32 tensor [batch].
+    """
+    leaves = keras.tree.flatten(y)
+    if len(leaves) != 1 or leaves[0] is None:
+        raise ValueError(
+            "A robust loss needs the labels `y`: class numbers [batch], or "
+            f"one-hot rows [batch, {num_classes}]. Received: `y={y!r}`"
+        )
+    y = tf.convert_to_tensor(leaves[0])
+    if y.shape.rank == 2 and y.shape[-1] == num_classes:
+        y = tf.cast(y, tf.float32)
+        require(
+            tf.reduce_all(tf.reduce_max(y, axis=-1) == 1.0)
+            & tf.reduce_all(tf.reduce_sum(tf.abs(y), axis=-1) == 1.0),
+            "One-hot `y` must have a single 1 in each row and 0 elsewhere: "
+            "a bound needs one true class, so smoothed or mixed labels "
+            "can't be used.",
+        )
+        return tf.argmax(y, axis=-1, output_type=tf.int32)
+    if y.shape.rank == 2 and y.shape[-1] == 1:
+        y = y[:, 0]
+    if y.shape.rank != 1:
+        raise ValueError(
+            f"`y` must hold class numbers [batch] or one-hot rows [batch, "
+            f"{num_classes}]. Received: shape {tuple(y.shape)}"
+        )
+    labels = tf.cast(y, tf.int32)
+    require(
+        tf.reduce_all((labels >= 0) & (labels < num_classes)),
+        f"`y` must hold class numbers from 0 to {num_classes - 1}, because "
+        f"the model has {num_classes} outputs.",
+    )
+    return labels
+
+
+@contextlib.contextmanager
+def clear_errors():
+    """Raises what went wrong in a traced step as if it had been eager."""
+    try:
+        yield
+        return
+    except tf.errors.InvalidArgumentError as error:
+        found = re.search(
+            re.escape(_MARK) + r"(.*?)" + re.escape(_MARK),
+            str(error),
+            flags=re.DOTALL,
+        )
+        if found is None:
+            raise
+        clear = ValueError(found.group(1).strip())
+    except (TypeError, ValueError) as error:
+        # AutoGraph wraps an error in a listing of the traced code.
+        metadata = getattr(error, "ag_error_metadata", None)
+        message = getattr(metadata, "cause_message", None)
+        if message is None:
+            raise
+        clear = type(error)(message)
+    raise clear
+
+
+def with_clear_errors(method: Callable) -> Callable:
+    """Decorates a method so that failed checks surface as `ValueError`."""
+
+    @functools.wraps(method)
+    def wrapped(*args, **kwargs):
+        with clear_errors():
+            return method(*args, **kwargs)
+
+    return wrapped

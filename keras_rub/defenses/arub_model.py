@@ -1,0 +1,80 @@
+"""aRUB: training on a first-order bound, for any differentiable network."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+
+from keras_rub.bounds.first_order import first_order_margins
+from keras_rub.defenses.robust_model import MarginModel, Schedule
+from keras_rub.uncertainty import PerturbationSet
+
+
+@keras.saving.register_keras_serializable("keras_rub")
+class ARUBModel(MarginModel):
+    """Trains a classifier on a first-order bound of the worst loss.
+
+    Each margin is replaced by `m_k(x) + rho * ||d m_k / d x||_q`, its largest
+    value over the ball if the network were linear; q is the dual norm. It
+    needs nothing but gradients, so it works on any differentiable base.
+
+    WARNING: the bound is exact only to first order in `rho`. It is no
+    certificate: use `keras_rub.RUBModel` for a bound that holds.
+
+    Args:
+        base: `keras.Model` with logits [batch, K] as its output.
+        rho: float or function of the step. The radius, in the units of the
+            base model's input. Defaults to `0.1`.
+        norm: 1, 2 or `"inf"`. The norm of the perturbation. Defaults to
+            `"inf"`.
+        mix: float in [0, 1] or function of the step. The weight of the robust
+            loss. Defaults to `1.0`.
+        mask: boolean array that broadcasts to one input, or `None`. The
+            features that may change. Defaults to `None`, all of them.
+        weights: positive array that broadcasts to one input, or `None`. The
+            cost of moving each feature by one unit. Defaults to `None`.
+        **kwargs: other `keras.Model` arguments, such as `name`.
+
+    Example:
+    ```python
+    model = keras_rub.ARUBModel(base, rho=0.1, norm="inf")
+    model.compile("adam", loss="sparse_categorical_crossentropy")
+    model.fit(x, y, epochs=10)
+    ```
+
+    References:
+        - Bertsimas, Boix, Villalobos Carballo, den Hertog. "Robust Upper
+          Bounds for Adversarial Training", section 4.
+    """
+
+    def __init__(
+        self,
+        base: keras.Model,
+        rho: float | Schedule = 0.1,
+        norm: int | str = "inf",
+        *,
+        mix: float | Schedule = 1.0,
+        mask: Any = None,
+        weights: Any = None,
+        **kwargs,
+    ):
+        perturbations = PerturbationSet(norm, mask=mask, weights=weights)
+        super().__init__(
+            base, rho, mix=mix, perturbations=perturbations, **kwargs
+        )
+        self.setup()
+
+    def robust_outputs(self, x, y, rho, found):
+        return first_order_margins(
+            lambda points: self.base(points, training=False),
+            x,
+            y,
+            rho,
+            self.perturbations,
+        )
+
+    def get_config(self):
+        config = self.perturbations.get_config()
+        del config["input_range"]
+        return {**super().get_config(), **config}

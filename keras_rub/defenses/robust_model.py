@@ -1,0 +1,516 @@
+"""What all defences share: an ordinary Keras model around the user's own."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from keras_rub import checks
+from keras_rub.uncertainty import PerturbationSet, check_rho
+
+_LOGGER = logging.getLogger("keras_rub")
+
+Schedule = Callable[[Any], Any]
+
+# On a model whose output is logits these names can only mean one thing.
+_LOGIT_LOSSES = {
+    "sparse_categorical_crossentropy": (
+        keras.losses.SparseCategoricalCrossentropy
+    ),
+    "SparseCategoricalCrossentropy": (
+        keras.losses.SparseCategoricalCrossentropy
+    ),
+    "categorical_crossentropy": keras.losses.CategoricalCrossentropy,
+    "CategoricalCrossentropy": keras.losses.CategoricalCrossentropy,
+}
+
+
+class RobustModel(keras.Model):
+    """A classifier that `fit` trains against perturbed inputs.
+
+    It has the weights, the outputs and the metrics of `base`; only the loss
+    that `fit` minimises is another one:
+    `mix * robust loss + (1 - mix) * clean loss`. A subclass says what the
+    robust loss is, in `robust_loss`.
+
+    If `base` is compiled, the new model is compiled with the same settings
+    (and a fresh optimizer); otherwise call `compile` as usual. The names
+    `"sparse_categorical_crossentropy"` and `"categorical_crossentropy"` mean
+    the losses on logits here, because logits are what `base` must return.
+
+    `fit` and `evaluate` report `loss` (the one that is minimised),
+    `clean_loss`, the compiled metrics on the clean inputs, and `rho`.
+
+    BatchNormalization and Dropout: the clean pass of a training step runs in
+    training mode and updates the moving statistics once. The robust loss is
+    taken at inference mode: with the moving statistics as they stood before
+    the step, and without dropout.
+
+    Args:
+        base: `keras.Model` with logits [batch, K] as its output, K >= 2.
+        rho: float, or a function of the training step such as a
+            `keras.optimizers.schedules.LearningRateSchedule`. The radius, in
+            the units of the base model's input. Defaults to `0.1`.
+        mix: float in [0, 1], or a function of the step. The weight of the
+            robust loss. Defaults to `1.0`.
+        perturbations: `PerturbationSet`. Everything about the attacker but
+            the radius.
+        **kwargs: other `keras.Model` arguments, such as `name`.
+    """
+
+    def __init__(
+        self,
+        base: keras.Model,
+        rho: float | Schedule = 0.1,
+        *,
+        mix: float | Schedule = 1.0,
+        perturbations: PerturbationSet,
+        **kwargs,
+    ):
+        _check_base(base)
+        kwargs.setdefault("dtype", base.dtype_policy)
+        super().__init__(**kwargs)
+        self.base = base
+        self.perturbations = perturbations
+        self.num_classes = None
+        self._schedules = {}
+        self._numbers = {}
+        self._set("rho", rho)
+        self._set("mix", mix)
+        self._log_mix = "mix" in self._schedules or self.mix != 1.0
+        self._clean_loss_tracker = keras.metrics.Mean(name="clean_loss")
+        self._output_shapes = None
+
+    def setup(self) -> None:
+        """Builds, checks and compiles; the last line of each `__init__`."""
+        base = self.base
+        if base.built and getattr(base, "inputs", None):
+            # Known shapes: build now, so that weights can be loaded and a
+            # bad base is found at once.
+            self(
+                keras.tree.map_structure(
+                    lambda t: keras.KerasTensor(t.shape, t.dtype),
+                    _input_structure(base),
+                )
+            )
+            self.prepare()
+        if getattr(base, "compiled", False):
+            self._compile_like(base)
+
+    # The radius and the mix weight ------------------------------------------
+
+    @property
+    def norm(self) -> int | str:
+        """The norm of the perturbation: 1, 2 or `"inf"`."""
+        return self.perturbations.norm
+
+    @property
+    def rho(self) -> float:
+        """The radius in force. Assigning a number ends a schedule."""
+        return float(self._in_force("rho"))
+
+    @rho.setter
+    def rho(self, value: float | Schedule):
+        self._set("rho", value)
+
+    @property
+    def mix(self) -> float:
+        """The weight of the robust loss in force."""
+        return float(self._in_force("mix"))
+
+    @mix.setter
+    def mix(self, value: float | Schedule):
+        self._set("mix", value)
+
+    def _set(self, name: str, value: float | Schedule):
+        if callable(value):
+            self._schedules[name] = value
+            value = check_rho(value(0), name)
+        else:
+            value = check_rho(value, name)
+            if name in self._schedules:
+                del self._schedules[name]
+                # A traced step has the schedule built in.
+                self.train_function = self.test_function = None
+        if name == "mix" and value > 1.0:
+            raise ValueError(
+                f"`mix` must be between 0 and 1. Received: `mix={value}`"
+            )
+        if name in self._numbers:
+            self._numbers[name].assign(value)
+        else:
+            # Not a Keras weight: `get_weights` stays that of the base.
+            with tf.init_scope():
+                self._numbers[name] = tf.Variable(
+                    value, trainable=False, dtype="float32", name=name
+                )
+
+    def _in_force(self, name: str) -> tf.Tensor:
+        if name not in self._schedules:
+            return tf.convert_to_tensor(self._numbers[name])
+        step = self.optimizer.iterations if self.compiled else 0
+        return tf.cast(self._schedules[name](step), tf.float32)
+
+    # Keras ------------------------------------------------------------------
+
+    def call(self, inputs, training=None):
+        outputs = self.base(_as_float(inputs), training=training)
+        self._output_shapes = tuple(
+            tuple(tensor.shape) for tensor in keras.tree.flatten(outputs)
+        )
+        return outputs
+
+    def compile(self, optimizer="rmsprop", loss=None, *args, **kwargs):
+        """As `keras.Model.compile`; a loss is checked for what it must do."""
+        if isinstance(loss, str) and loss in _LOGIT_LOSSES:
+            loss = _LOGIT_LOSSES[loss](from_logits=True)
+        if loss is not None:
+            self.check_loss(loss)
+        super().compile(optimizer, loss, *args, **kwargs)
+
+    def compile_from_config(self, config):
+        # Keras skips this for a class with its own `compile`.
+        self.compile(**keras.saving.deserialize_keras_object(config))
+        if self.built:
+            self.optimizer.build(self.trainable_variables)
+
+    def check_loss(self, loss: Any) -> None:
+        """Raises if the defence can't work with this Keras loss."""
+
+    def _compile_like(self, base: keras.Model) -> None:
+        custom = {getattr(base.loss, "__name__", ""): base.loss}
+        try:
+            config = keras.saving.deserialize_keras_object(
+                base.get_compile_config(), custom_objects=custom
+            )
+        except (TypeError, ValueError) as error:
+            _LOGGER.warning(
+                "The compile settings of %r can't be taken over (%s): call "
+                "`compile` on the robust model.",
+                base.name,
+                error,
+            )
+            return
+        self.compile(**config)
+
+    @checks.with_clear_errors
+    def fit(self, *args, **kwargs):
+        return super().fit(*args, **kwargs)
+
+    @checks.with_clear_errors
+    def evaluate(self, *args, **kwargs):
+        return super().evaluate(*args, **kwargs)
+
+    @checks.with_clear_errors
+    def train_on_batch(self, *args, **kwargs):
+        return super().train_on_batch(*args, **kwargs)
+
+    @checks.with_clear_errors
+    def test_on_batch(self, *args, **kwargs):
+        return super().test_on_batch(*args, **kwargs)
+
+    def train_step(self, data):
+        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
+        self.prepare()
+        features, rho = self._features(x), self._in_force("rho")
+        found = self.search(features, y, rho)
+        with tf.GradientTape() as tape:
+            y_pred, losses = self._robust_and_clean(
+                x, features, y, sample_weight, rho, found, training=True
+            )
+            scaled = self.optimizer.scale_loss(losses["loss"])
+        weights = self.trainable_weights
+        if weights:
+            gradients = tape.gradient(scaled, weights)
+            self.optimizer.apply_gradients(zip(gradients, weights, strict=True))
+        return self._logs(x, y, y_pred, sample_weight, losses)
+
+    def test_step(self, data):
+        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
+        self.prepare()
+        features, rho = self._features(x), self._in_force("rho")
+        found = self.search(features, y, rho)
+        y_pred, losses = self._robust_and_clean(
+            x, features, y, sample_weight, rho, found, training=False
+        )
+        return self._logs(x, y, y_pred, sample_weight, losses)
+
+    def _robust_and_clean(
+        self, x, features, y, sample_weight, rho, found, training
+    ):
+        adversary = self.robust_outputs(features, y, rho, found)
+        # After the robust pass, so that both losses see the same moving
+        # statistics and only the regularisation of this one pass.
+        y_pred = self(x, training=training)
+
+        def loss(outputs):
+            return self.compute_loss(
+                x=x,
+                y=y,
+                y_pred=outputs,
+                sample_weight=sample_weight,
+                training=training,
+            )
+
+        clean, robust = loss(y_pred), loss(adversary)
+        mix = tf.cast(self._in_force("mix"), robust.dtype)
+        return y_pred, {
+            "loss": mix * robust + (1.0 - mix) * clean,
+            "clean_loss": clean,
+        }
+
+    def _logs(self, x, y, y_pred, sample_weight, losses):
+        count = tf.shape(keras.tree.flatten(x)[0])[0]
+        replicas = tf.distribute.get_strategy().num_replicas_in_sync
+        trackers = {metric.name: metric for metric in self.metrics}
+        for name, loss in losses.items():
+            # Keras scales a loss for the sum over replicas.
+            trackers[name].update_state(loss * replicas, sample_weight=count)
+        logs = self.compute_metrics(x, y, y_pred, sample_weight=sample_weight)
+        logs["rho"] = self._in_force("rho")
+        if self._log_mix:
+            logs["mix"] = self._in_force("mix")
+        return logs
+
+    # What a defence adds ----------------------------------------------------
+
+    def search(self, x: tf.Tensor, y: Any, rho: tf.Tensor) -> Any:
+        """Looks for the worst case; no gradient is taken of this part.
+
+        Args:
+            x: float tensor [batch, *features].
+            y: labels as the user gave them.
+            rho: tensor [] or [batch].
+
+        Returns:
+            Anything that `robust_outputs` needs.
+        """
+        return None
+
+    def robust_outputs(
+        self, x: tf.Tensor, y: Any, rho: tf.Tensor, found: Any
+    ) -> tf.Tensor:
+        """What stands in for the logits [batch, K] in the robust loss."""
+        raise NotImplementedError
+
+    # Inputs and outputs -----------------------------------------------------
+
+    def _features(self, x) -> tf.Tensor:
+        """The one tensor that is perturbed, as floats, checked."""
+        leaves = keras.tree.flatten(x)
+        if len(leaves) != 1:
+            raise ValueError(
+                "A robust model perturbs one input tensor. "
+                f"Received: {len(leaves)} inputs"
+            )
+        features = tf.cast(tf.convert_to_tensor(leaves[0]), tf.float32)
+        self.perturbations.check_shape(tuple(features.shape[1:]))
+        checks.require_finite(features)
+        checks.require_in_range(features, self.perturbations.input_range)
+        return features
+
+    def prepare(self) -> None:
+        """Checks what is only known of a built model; runs once."""
+        if self.num_classes is not None:
+            return
+        shapes = self._output_shapes
+        if len(shapes) != 1 or len(shapes[0]) != 2:
+            raise ValueError(
+                "`base` must return one tensor of logits [batch, K]. "
+                f"Received: output shapes {list(shapes)}"
+            )
+        if shapes[0][-1] is None or shapes[0][-1] < 2:
+            raise ValueError(
+                "`base` must return at least two logits, one a class. "
+                f"Received: output shape {shapes[0]}. For two classes use "
+                "Dense(2) and a categorical cross entropy."
+            )
+        _check_logits(self.base)
+        self.num_classes = shapes[0][-1]
+
+    # Saving -----------------------------------------------------------------
+
+    def get_config(self):
+        base = keras.saving.serialize_keras_object(self.base)
+        # The wrapper's own compile settings are the ones that matter.
+        base.pop("compile_config", None)
+        config = {"name": self.name, "base": base}
+        for name in ("rho", "mix"):
+            schedule = self._schedules.get(name)
+            config[name] = (
+                round(float(self._numbers[name]), 8)
+                if schedule is None
+                else keras.saving.serialize_keras_object(schedule)
+            )
+        return config
+
+    @classmethod
+    def from_config(cls, config, custom_objects=None):
+        config = {
+            name: keras.saving.deserialize_keras_object(
+                value, custom_objects=custom_objects
+            )
+            if name in ("base", "rho", "mix")
+            else value
+            for name, value in config.items()
+        }
+        return cls(**config)
+
+
+def _as_float(inputs):
+    def cast(tensor):
+        dtype = keras.backend.standardize_dtype(tensor.dtype)
+        if "int" in dtype or dtype == "bool":
+            return keras.ops.cast(tensor, keras.config.floatx())
+        return tensor
+
+    return keras.tree.map_structure(cast, inputs)
+
+
+def _check_base(base: Any) -> None:
+    if not isinstance(base, keras.Model):
+        raise TypeError(
+            "`base` must be a keras.Model (Sequential, Functional or a "
+            f"subclass). Received: {type(base).__module__}."
+            f"{type(base).__name__}"
+        )
+    if isinstance(base, RobustModel):
+        raise ValueError(
+            f"`base` is a robust model already. Received: {base.name!r}; pass "
+            "its own `.base`."
+        )
+    if isinstance(base, keras.Sequential) and not base.layers:
+        raise ValueError(
+            f"`base` has no layers. Received: the empty model {base.name!r}"
+        )
+    _check_logits(base)
+
+
+def _check_logits(base: keras.Model) -> None:
+    last = _last_layer(base)
+    name = getattr(getattr(last, "activation", None), "__name__", "")
+    if isinstance(last, keras.layers.Softmax):
+        name = "softmax"
+    if name in ("softmax", "sigmoid", "log_softmax"):
+        raise ValueError(
+            f"`base` must return logits, but its last layer {last.name!r} "
+            f"applies {name}. Remove it and use a loss with "
+            "`from_logits=True`; take the softmax of the predictions where "
+            "you need probabilities."
+        )
+
+
+def _input_structure(base: keras.Model):
+    # A Functional model keeps the names of its inputs here; a Sequential one
+    # that was never called has no such attribute.
+    return getattr(base, "input", base.inputs[0])
+
+
+def _last_layer(model: keras.Model):
+    layers = model.layers
+    if not layers:
+        return None
+    last = layers[-1]
+    return _last_layer(last) if isinstance(last, keras.Model) else last
+
+
+class MarginModel(RobustModel):
+    """A defence whose robust loss is the user's loss on worst-case margins.
+
+    That is an upper bound of the worst loss when the loss depends on
+    differences of logits only and grows with each of them, which
+    `check_loss` makes sure of.
+    """
+
+    def worst_case_margins(self, x: Any, y: Any, rho: Any = None) -> tf.Tensor:
+        """Bounds of the largest `z_k - z_y` within the perturbation set.
+
+        Args:
+            x: array or tensor [batch, *features].
+            y: class numbers [batch] or one-hot rows [batch, K].
+            rho: float, or one radius a sample [batch]. Defaults to `None`,
+                the model's own radius.
+
+        Returns:
+            Tensor [batch, K], 0 at the label.
+        """
+        if rho is None:
+            rho = self._in_force("rho")
+        else:
+            array = np.asarray(rho, "float32")
+            if array.ndim > 1 or not np.all(np.isfinite(array) & (array >= 0)):
+                raise ValueError(
+                    "`rho` must be a finite number of at least 0, or one a "
+                    f"sample. Received: `rho={rho!r}`"
+                )
+            rho = tf.constant(array)
+        with checks.clear_errors():
+            x = self._features(x)
+            if not self.built:
+                self(x)
+            self.prepare()
+            found = self.search(x, y, rho)
+            return self.robust_outputs(x, y, rho, found)
+
+    def check_loss(self, loss: Any) -> None:
+        losses = keras.tree.flatten(loss)
+        if len(losses) != 1:
+            raise ValueError(
+                "A robust model has one output and needs one loss. "
+                f"Received: `loss={loss!r}`"
+            )
+        function = keras.losses.get(losses[0])
+        if not _is_monotone_in_margins(function, self.num_classes or 4):
+            name = getattr(
+                function, "name", getattr(function, "__name__", function)
+            )
+            raise ValueError(
+                f"Loss {name!r} can't be bounded by worst-case margins: it "
+                "must depend on differences of logits only and grow with "
+                "each z_k - z_y. Use keras.losses."
+                "SparseCategoricalCrossentropy(from_logits=True) or "
+                "CategoricalCrossentropy(from_logits=True), without label "
+                f"smoothing. Received: `loss={loss!r}`"
+            )
+
+
+def _is_monotone_in_margins(loss: Callable, num_classes: int) -> bool:
+    """Tries the loss on a few logits; also works for a user's own loss."""
+    rng = np.random.default_rng(0)
+    labels = np.arange(num_classes)
+    logits = rng.normal(scale=2.0, size=(num_classes, num_classes))
+    margins = logits - np.diag(logits)[:, None]
+    higher = margins + rng.uniform(0.1, 2.0, margins.shape)
+    np.fill_diagonal(higher, 0.0)
+    for y in (labels, np.eye(num_classes, dtype="float32")):
+        values = []
+        try:
+            for rows in (logits, margins, higher):
+                values.append(
+                    [
+                        float(
+                            keras.ops.mean(
+                                loss(
+                                    tf.constant(y[i : i + 1]),
+                                    tf.constant(rows[i : i + 1], "float32"),
+                                )
+                            )
+                        )
+                        for i in range(num_classes)
+                    ]
+                )
+        except Exception:  # the labels have the other form
+            continue
+        at_logits, at_margins, at_higher = np.array(values)
+        if (
+            np.allclose(at_logits, at_margins, rtol=1e-4, atol=1e-5)
+            and np.all(at_higher >= at_margins)
+            and np.any(at_higher > at_margins)
+        ):
+            return True
+    return False

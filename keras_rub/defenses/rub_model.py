@@ -1,0 +1,130 @@
+"""RUB: training on a provable bound of the worst loss in an L1 ball."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+
+from keras_rub import checks
+from keras_rub.bounds.rub import VertexBound, VertexNetwork
+from keras_rub.defenses.robust_model import MarginModel, Schedule
+from keras_rub.uncertainty import PerturbationSet
+
+
+@keras.saving.register_keras_serializable("keras_rub")
+class RUBModel(MarginModel):
+    """Trains a classifier on a provable bound of the worst loss, L1 attacks.
+
+    The network is replaced by a majorant that is convex in the perturbation,
+    so that its maximum over the L1 ball is at one of the 2M vertices. With
+    `vertices="all"` the bound holds for every perturbation in the ball; with
+    the default, a number, only the most promising vertices of each sample are
+    evaluated: training is several times faster and its loss, within a fraction
+    of a percent of the exact one, is not a certificate.
+
+    At a large `rho` start from a small one: without a ramp training can stay
+    at chance. See `keras_rub.callbacks.RhoSchedule`, or pass a schedule.
+
+    Args:
+        base: Sequential or Functional `keras.Model` with logits [batch, K] as
+            its output, made of layers that have a rule.
+        rho: float or function of the step. The radius, in the units of the
+            base model's input. Defaults to `0.1`.
+        mix: float in [0, 1] or function of the step. The weight of the robust
+            loss. Defaults to `1.0`.
+        input_range: pair `(low, high)`, or `None`. The valid inputs, which an
+            attack can't leave; the bound is then tighter. Defaults to `None`.
+        mask: boolean array that broadcasts to one input, or `None`. The
+            features that may change. Defaults to `None`, all of them.
+        weights: positive array that broadcasts to one input, or `None`. The
+            cost of moving each feature by one unit. Defaults to `None`.
+        vertices: int or `"all"`. How many vertices a sample to evaluate.
+            Defaults to `16`.
+        memory_budget: int. Bytes that one chunk of vertices may take.
+            Defaults to `2**26` (64 MiB).
+        **kwargs: other `keras.Model` arguments, such as `name`.
+
+    Example:
+    ```python
+    model = keras_rub.RUBModel(base, rho=2.8)
+    model.compile("adam", loss="sparse_categorical_crossentropy")
+    ramp = keras_rub.callbacks.RhoSchedule(epochs=5)
+    model.fit(x, y, epochs=10, callbacks=[ramp])
+    ```
+
+    References:
+        - Bertsimas, Boix, Villalobos Carballo, den Hertog. "Robust Upper
+          Bounds for Adversarial Training", section 5.
+    """
+
+    def __init__(
+        self,
+        base: keras.Model,
+        rho: float | Schedule = 0.1,
+        *,
+        mix: float | Schedule = 1.0,
+        input_range: tuple[Any, Any] | None = None,
+        mask: Any = None,
+        weights: Any = None,
+        vertices: int | str = 16,
+        memory_budget: int = 2**26,
+        **kwargs,
+    ):
+        if vertices != "all" and (
+            isinstance(vertices, (bool, str)) or int(vertices) < 1
+        ):
+            raise ValueError(
+                '`vertices` must be "all" or a whole number of at least 1. '
+                f"Received: `vertices={vertices!r}`"
+            )
+        if not int(memory_budget) > 0:
+            raise ValueError(
+                "`memory_budget` must be a positive number of bytes. "
+                f"Received: `memory_budget={memory_budget!r}`"
+            )
+        super().__init__(
+            base,
+            rho,
+            mix=mix,
+            perturbations=PerturbationSet(
+                1, mask=mask, weights=weights, input_range=input_range
+            ),
+            **kwargs,
+        )
+        self.vertices = vertices if vertices == "all" else int(vertices)
+        self.memory_budget = int(memory_budget)
+        self._network = None
+        self.setup()
+
+    def prepare(self):
+        super().prepare()
+        if self._network is None:
+            self._network = VertexNetwork.of(self.base, self.perturbations)
+
+    def _bound(self, x, y, rho) -> VertexBound:
+        return VertexBound(
+            self._network,
+            x,
+            checks.class_labels(y, self.num_classes),
+            rho,
+            room=self.perturbations.room(x),
+            memory_budget=self.memory_budget,
+        )
+
+    def search(self, x, y, rho):
+        return self._bound(x, y, rho).worst_case(self.vertices)
+
+    def robust_outputs(self, x, y, rho, found):
+        bound = self._bound(x, y, rho)
+        return bound.relaxation.classes.to_classes(bound.at_worst_case(found))
+
+    def get_config(self):
+        config = self.perturbations.get_config()
+        del config["norm"]
+        return {
+            **super().get_config(),
+            **config,
+            "vertices": self.vertices,
+            "memory_budget": self.memory_budget,
+        }
