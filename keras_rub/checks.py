@@ -21,9 +21,9 @@ import tensorflow as tf
 _MARK = "[keras_rub]"
 
 
-def require(condition: tf.Tensor, message: str) -> None:
+def require(condition: tf.Tensor, message: str) -> tf.Operation | None:
     """Fails with `message` unless the boolean scalar `condition` holds."""
-    tf.debugging.Assert(condition, [f"{_MARK} {message} {_MARK}"])
+    return tf.debugging.Assert(condition, [f"{_MARK} {message} {_MARK}"])
 
 
 def require_finite(x: tf.Tensor, name: str = "x") -> None:
@@ -57,7 +57,7 @@ def class_labels(y: Any, num_classes: int) -> tf.Tensor:
         num_classes: int. K.
 
     Returns:
-        Int32 tensor [batch].
+        Int32 tensor [batch]. Reading it waits for the checks.
     """
     leaves = keras.tree.flatten(y)
     if len(leaves) != 1 or leaves[0] is None:
@@ -68,14 +68,14 @@ def class_labels(y: Any, num_classes: int) -> tf.Tensor:
     y = tf.convert_to_tensor(leaves[0])
     if y.shape.rank == 2 and y.shape[-1] == num_classes:
         y = tf.cast(y, tf.float32)
-        require(
+        check = require(
             tf.reduce_all(tf.reduce_max(y, axis=-1) == 1.0)
             & tf.reduce_all(tf.reduce_sum(tf.abs(y), axis=-1) == 1.0),
             "One-hot `y` must have a single 1 in each row and 0 elsewhere: "
             "a bound needs one true class, so smoothed or mixed labels "
             "can't be used.",
         )
-        return tf.argmax(y, axis=-1, output_type=tf.int32)
+        return _after(check, tf.argmax(y, axis=-1, output_type=tf.int32))
     if y.shape.rank == 2 and y.shape[-1] == 1:
         y = y[:, 0]
     if y.shape.rank != 1:
@@ -84,12 +84,18 @@ def class_labels(y: Any, num_classes: int) -> tf.Tensor:
             f"{num_classes}]. Received: shape {tuple(y.shape)}"
         )
     labels = tf.cast(y, tf.int32)
-    require(
+    check = require(
         tf.reduce_all((labels >= 0) & (labels < num_classes)),
         f"`y` must hold class numbers from 0 to {num_classes - 1}, because "
         f"the model has {num_classes} outputs.",
     )
-    return labels
+    return _after(check, labels)
+
+
+def _after(check: tf.Operation | None, tensor: tf.Tensor) -> tf.Tensor:
+    # A traced operation does not wait for a check that stands before it.
+    with tf.control_dependencies([] if check is None else [check]):
+        return tf.identity(tensor)
 
 
 @contextlib.contextmanager

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import keras
 import numpy as np
 import tensorflow as tf
 
@@ -253,6 +252,3 @@ def _ordered_pair(input_range: Any) -> tuple[np.ndarray, np.ndarray]:
 def flat_size(shape: tuple[int, ...]) -> int:
     """Number of features of one input of the given shape."""
     return int(np.prod(shape, dtype=np.int64))
-
-
-keras.saving.register_keras_serializable("keras_rub")(PerturbationSet)

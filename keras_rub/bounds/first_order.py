@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Any
 
 import tensorflow as tf
 
-from keras_rub import checks
 from keras_rub.bounds.majorant import Classes
 from keras_rub.uncertainty import PerturbationSet
 
@@ -18,7 +16,7 @@ _LOGGER = logging.getLogger("keras_rub")
 def first_order_margins(
     network: Callable[[tf.Tensor], tf.Tensor],
     x: tf.Tensor,
-    y: Any,
+    labels: tf.Tensor,
     rho: tf.Tensor,
     perturbations: PerturbationSet,
 ) -> tf.Tensor:
@@ -31,7 +29,7 @@ def first_order_margins(
         network: function from inputs [batch, *features] to logits
             [batch, K], the samples apart from each other.
         x: float tensor [batch, *features].
-        y: class numbers [batch] or one-hot rows [batch, K].
+        labels: int tensor [batch].
         rho: tensor [] or [batch]. The radii.
         perturbations: `PerturbationSet`. Norm, mask and weights.
 
@@ -41,7 +39,6 @@ def first_order_margins(
     with tf.GradientTape(persistent=True) as tape:
         tape.watch(x)
         logits = tf.cast(network(x), tf.float32)
-        labels = checks.class_labels(y, logits.shape[-1])
         classes = Classes(labels, logits.shape[-1])
         margins = classes.to_competitors(logits) - tf.gather(
             logits, labels[:, None], batch_dims=1

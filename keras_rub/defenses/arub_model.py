@@ -65,11 +65,11 @@ class ARUBModel(MarginModel):
         )
         self.setup()
 
-    def robust_outputs(self, x, y, rho, found):
+    def robust_outputs(self, x, labels, rho, found):
         return first_order_margins(
             lambda points: self.base(points, training=False),
             x,
-            y,
+            labels,
             rho,
             self.perturbations,
         )

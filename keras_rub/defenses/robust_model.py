@@ -216,12 +216,10 @@ class RobustModel(keras.Model):
 
     def train_step(self, data):
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
-        self.prepare()
-        features, rho = self._features(x), self._in_force("rho")
-        found = self.search(features, y, rho)
+        y, found = self._find_worst_case(x, y)
         with tf.GradientTape() as tape:
-            y_pred, losses = self._robust_and_clean(
-                x, features, y, sample_weight, rho, found, training=True
+            y_pred, losses = self._both_losses(
+                x, y, sample_weight, found, training=True
             )
             scaled = self.optimizer.scale_loss(losses["loss"])
         weights = self.trainable_weights
@@ -232,18 +230,25 @@ class RobustModel(keras.Model):
 
     def test_step(self, data):
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
-        self.prepare()
-        features, rho = self._features(x), self._in_force("rho")
-        found = self.search(features, y, rho)
-        y_pred, losses = self._robust_and_clean(
-            x, features, y, sample_weight, rho, found, training=False
+        y, found = self._find_worst_case(x, y)
+        y_pred, losses = self._both_losses(
+            x, y, sample_weight, found, training=False
         )
         return self._logs(x, y, y_pred, sample_weight, losses)
 
-    def _robust_and_clean(
-        self, x, features, y, sample_weight, rho, found, training
-    ):
-        adversary = self.robust_outputs(features, y, rho, found)
+    def _find_worst_case(self, x, y):
+        """The part of a step that no gradient is taken of."""
+        self.prepare()
+        features, rho = self._features(x), self._in_force("rho")
+        labels = checks.class_labels(y, self.num_classes)
+        # The user's loss reads y itself: let that wait for the checks too.
+        with tf.control_dependencies([labels]):
+            y = keras.tree.map_structure(tf.identity, y)
+        found = self.search(features, labels, rho)
+        return y, (features, labels, rho, found)
+
+    def _both_losses(self, x, y, sample_weight, found, training):
+        adversary = self.robust_outputs(*found)
         # After the robust pass, so that both losses see the same moving
         # statistics and only the regularisation of this one pass.
         y_pred = self(x, training=training)
@@ -279,12 +284,12 @@ class RobustModel(keras.Model):
 
     # What a defence adds ----------------------------------------------------
 
-    def search(self, x: tf.Tensor, y: Any, rho: tf.Tensor) -> Any:
+    def search(self, x: tf.Tensor, labels: tf.Tensor, rho: tf.Tensor) -> Any:
         """Looks for the worst case; no gradient is taken of this part.
 
         Args:
             x: float tensor [batch, *features].
-            y: labels as the user gave them.
+            labels: int tensor [batch].
             rho: tensor [] or [batch].
 
         Returns:
@@ -293,7 +298,7 @@ class RobustModel(keras.Model):
         return None
 
     def robust_outputs(
-        self, x: tf.Tensor, y: Any, rho: tf.Tensor, found: Any
+        self, x: tf.Tensor, labels: tf.Tensor, rho: tf.Tensor, found: Any
     ) -> tf.Tensor:
         """What stands in for the logits [batch, K] in the robust loss."""
         raise NotImplementedError
@@ -454,8 +459,9 @@ class MarginModel(RobustModel):
             if not self.built:
                 self(x)
             self.prepare()
-            found = self.search(x, y, rho)
-            return self.robust_outputs(x, y, rho, found)
+            labels = checks.class_labels(y, self.num_classes)
+            found = self.search(x, labels, rho)
+            return self.robust_outputs(x, labels, rho, found)
 
     def check_loss(self, loss: Any) -> None:
         losses = keras.tree.flatten(loss)
@@ -482,35 +488,32 @@ class MarginModel(RobustModel):
 def _is_monotone_in_margins(loss: Callable, num_classes: int) -> bool:
     """Tries the loss on a few logits; also works for a user's own loss."""
     rng = np.random.default_rng(0)
-    labels = np.arange(num_classes)
-    logits = rng.normal(scale=2.0, size=(num_classes, num_classes))
-    margins = logits - np.diag(logits)[:, None]
-    higher = margins + rng.uniform(0.1, 2.0, margins.shape)
-    np.fill_diagonal(higher, 0.0)
-    for y in (labels, np.eye(num_classes, dtype="float32")):
-        values = []
+    logits = rng.normal(scale=2.0, size=num_classes)
+    label = num_classes - 1
+    margins = logits - logits[label]
+    # Far below 0 a smoothed label pulls a margin up again.
+    low = np.where(np.arange(num_classes) == label, 0.0, -10.0)
+    raised = [
+        start + step * np.eye(num_classes)[k]
+        for start, step in ((margins, 1.0), (low, 5.0))
+        for k in range(min(label, 4))
+    ]
+    for y in (label, np.eye(num_classes, dtype="float32")[label]):
+
+        def value(row, y=y):
+            found = loss(tf.constant([y]), tf.constant([row], "float32"))
+            return float(keras.ops.mean(found))
+
         try:
-            for rows in (logits, margins, higher):
-                values.append(
-                    [
-                        float(
-                            keras.ops.mean(
-                                loss(
-                                    tf.constant(y[i : i + 1]),
-                                    tf.constant(rows[i : i + 1], "float32"),
-                                )
-                            )
-                        )
-                        for i in range(num_classes)
-                    ]
-                )
-        except Exception:  # the labels have the other form
+            at_logits, at_margins, at_low = map(value, (logits, margins, low))
+            at_raised = np.array([value(row) for row in raised])
+        except Exception:  # the loss wants labels of the other form
             continue
-        at_logits, at_margins, at_higher = np.array(values)
+        half = len(raised) // 2
         if (
-            np.allclose(at_logits, at_margins, rtol=1e-4, atol=1e-5)
-            and np.all(at_higher >= at_margins)
-            and np.any(at_higher > at_margins)
+            np.isclose(at_logits, at_margins, rtol=1e-4, atol=1e-5)
+            and np.all(at_raised[:half] > at_margins)
+            and np.all(at_raised[half:] >= at_low)
         ):
             return True
     return False

@@ -6,7 +6,6 @@ from typing import Any
 
 import keras
 
-from keras_rub import checks
 from keras_rub.bounds.rub import VertexBound, VertexNetwork
 from keras_rub.defenses.robust_model import MarginModel, Schedule
 from keras_rub.uncertainty import PerturbationSet
@@ -102,21 +101,21 @@ class RUBModel(MarginModel):
         if self._network is None:
             self._network = VertexNetwork.of(self.base, self.perturbations)
 
-    def _bound(self, x, y, rho) -> VertexBound:
+    def _bound(self, x, labels, rho) -> VertexBound:
         return VertexBound(
             self._network,
             x,
-            checks.class_labels(y, self.num_classes),
+            labels,
             rho,
             room=self.perturbations.room(x),
             memory_budget=self.memory_budget,
         )
 
-    def search(self, x, y, rho):
-        return self._bound(x, y, rho).worst_case(self.vertices)
+    def search(self, x, labels, rho):
+        return self._bound(x, labels, rho).worst_case(self.vertices)
 
-    def robust_outputs(self, x, y, rho, found):
-        bound = self._bound(x, y, rho)
+    def robust_outputs(self, x, labels, rho, found):
+        bound = self._bound(x, labels, rho)
         return bound.relaxation.classes.to_classes(bound.at_worst_case(found))
 
     def get_config(self):

@@ -1,0 +1,749 @@
+"""RUBModel and ARUBModel behave as ordinary Keras models."""
+
+import json
+import pickle
+import subprocess
+import sys
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import layers
+
+from keras_rub import ARUBModel, RUBModel, UnsupportedLayerError
+from keras_rub.callbacks import RhoSchedule
+
+CROSS_ENTROPY = "sparse_categorical_crossentropy"
+
+
+@pytest.fixture(params=[RUBModel, ARUBModel], ids=["rub", "arub"])
+def wrap(request):
+    """The class under test."""
+    return request.param
+
+
+@pytest.fixture
+def data(rng):
+    """Inputs [40, 6] and the class numbers [40] that a linear map gives."""
+    x = rng.normal(size=(40, 6)).astype("float32")
+    return x, np.argmax(x @ rng.normal(size=(6, 3)), axis=1)
+
+
+def mlp(**kwargs):
+    return keras.Sequential(
+        [
+            keras.Input((6,)),
+            layers.Dense(8, activation="relu", **kwargs),
+            layers.Dense(3),
+        ]
+    )
+
+
+def functional():
+    x = keras.Input((6,))
+    h = layers.Dense(8, activation="relu")(x)
+    h = layers.Concatenate()([h, x])
+    return keras.Model(x, layers.Dense(3)(h))
+
+
+def named_input():
+    x = keras.Input((6,), name="features")
+    h = layers.Dense(8, activation="relu")(x)
+    return keras.Model({"features": x}, layers.Dense(3)(h))
+
+
+def unbuilt():
+    return keras.Sequential([layers.Dense(8, "relu"), layers.Dense(3)])
+
+
+def conv_net():
+    return keras.Sequential(
+        [
+            keras.Input((8, 8, 1)),
+            layers.Conv2D(2, 3, activation="relu"),
+            layers.MaxPooling2D(),
+            layers.Flatten(),
+            layers.Dense(3),
+        ]
+    )
+
+
+@keras.saving.register_keras_serializable("test_robust_model")
+class Subclassed(keras.Model):
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.hidden = layers.Dense(8, activation="relu")
+        self.logits = layers.Dense(3)
+
+    def call(self, inputs):
+        return self.logits(self.hidden(inputs))
+
+
+def logit_loss(y_true, y_pred):
+    return keras.losses.sparse_categorical_crossentropy(
+        y_true, y_pred, from_logits=True
+    )
+
+
+def share_of_class_0(y_true, y_pred):
+    return keras.ops.cast(keras.ops.argmax(y_pred, -1) == 0, "float32")
+
+
+def compiled(wrap, base=None, rho=0.1, optimizer=None, mix=1.0, **kwargs):
+    model = wrap(base or mlp(), rho=rho, mix=mix)
+    kwargs.setdefault("loss", CROSS_ENTROPY)
+    model.compile(optimizer or keras.optimizers.SGD(0.1), **kwargs)
+    return model
+
+
+def still(wrap, *args, **kwargs):
+    """A model that `fit` does not change, so that its logs are known."""
+    return compiled(wrap, *args, optimizer=keras.optimizers.SGD(0.0), **kwargs)
+
+
+def fit(model, *args, **kwargs):
+    """The logs of a fit in one batch, without shuffling."""
+    kwargs = {"verbose": 0, "shuffle": False, "batch_size": 64, **kwargs}
+    return model.fit(*args, **kwargs).history
+
+
+def fit_from(model, start, *args, **kwargs):
+    """The weights that a fit from the weights `start` arrives at."""
+    model.set_weights(start)
+    fit(model, *args, **kwargs)
+    return model.get_weights()
+
+
+def evaluate(model, *args, **kwargs):
+    return model.evaluate(*args, verbose=0, return_dict=True, **kwargs)
+
+
+def mean_loss(outputs, y):
+    """The cross entropy of logits or margins [n, K], in numpy."""
+    outputs = np.asarray(outputs, "float64")
+    log_sum = np.log(np.exp(outputs).sum(axis=1))
+    return (log_sum - outputs[np.arange(len(y)), y]).mean()
+
+
+def robust_loss(model, x, y, rho=None):
+    return mean_loss(model.worst_case_margins(x, y, rho), y)
+
+
+def assert_same(left, right, tolerance=1e-6):
+    assert len(left) == len(right)
+    for a, b in zip(left, right, strict=True):
+        np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance)
+
+
+# Any base model -------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "make", [mlp, functional, named_input, unbuilt, conv_net, Subclassed]
+)
+def test_any_base_trains(wrap, make, data, rng):
+    if wrap is RUBModel and make is Subclassed:
+        pytest.skip("RUB refuses it: see the next test.")
+    x, y = data
+    if make is conv_net:
+        x = rng.normal(size=(40, 8, 8, 1)).astype("float32")
+    if make is named_input:
+        x = {"features": x}
+    base = make()
+    model = compiled(wrap, base)
+    first, second = fit(model, x, y, epochs=2)["loss"]
+    assert second < first
+    # A third epoch, of one batch, starts from this loss.
+    expected = robust_loss(model, x, y)
+    assert expected < second
+    outputs = base.predict(x, verbose=0)
+    np.testing.assert_allclose(model(x), outputs, atol=1e-6)
+    np.testing.assert_allclose(model.predict(x, verbose=0), outputs, atol=1e-6)
+    assert fit(model, x, y)["loss"] == pytest.approx([expected], rel=1e-5)
+
+
+@pytest.mark.parametrize("called", [False, True])
+def test_rub_of_a_subclassed_base_says_what_to_use(called, data):
+    x, y = data
+    base = Subclassed()
+    if called:
+        base(x)
+    model = compiled(RUBModel, base)
+    with pytest.raises(UnsupportedLayerError, match="Sequential or Functional"):
+        fit(model, x, y)
+
+
+def test_compiled_base_needs_no_compile(wrap, data):
+    x, y = data
+    base = mlp()
+    base.compile(
+        keras.optimizers.Adam(0.02),
+        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        metrics=["accuracy"],
+    )
+    model = wrap(base)
+    logs = fit(model, x, y, epochs=2)
+    assert logs["loss"][1] < logs["loss"][0]
+    assert "accuracy" in logs
+    assert isinstance(model.optimizer, keras.optimizers.Adam)
+    assert model.optimizer is not base.optimizer
+    assert float(model.optimizer.learning_rate) == pytest.approx(0.02)
+    # The base is still a model of its own.
+    clean = evaluate(base, x, y)
+    assert clean["loss"] == pytest.approx(mean_loss(base(x), y), rel=1e-5)
+    assert set(clean) == {"loss", "accuracy"}
+    assert fit(base, x, y)["loss"] == pytest.approx([clean["loss"]], rel=1e-5)
+
+
+def test_compiled_base_with_functions_of_the_user(wrap, data):
+    x, y = data
+    base = mlp()
+    base.compile("sgd", loss=logit_loss, metrics=[share_of_class_0])
+    logs = evaluate(wrap(base), x, y)
+    assert logs["clean_loss"] == pytest.approx(mean_loss(base(x), y), rel=1e-5)
+    share = np.mean(np.argmax(base(x), axis=1) == 0)
+    assert logs["share_of_class_0"] == pytest.approx(share)
+
+
+# Losses, metrics and weights ------------------------------------------------
+
+
+def test_losses_and_metrics_in_every_form(wrap, data):
+    x, y = data
+    one_hot = keras.utils.to_categorical(y, 3)
+    model = wrap(mlp())
+    expected = robust_loss(model, x, y)
+    outputs = model.predict(x, verbose=0)
+    accuracy = np.mean(np.argmax(outputs, axis=1) == y)
+    share = np.mean(np.argmax(outputs, axis=1) == 0)
+    assert expected > mean_loss(outputs, y) + 0.01
+    for loss, labels in (
+        (CROSS_ENTROPY, y),
+        (keras.losses.SparseCategoricalCrossentropy(from_logits=True), y),
+        (logit_loss, y),
+        ("categorical_crossentropy", one_hot),
+        (keras.losses.CategoricalCrossentropy(from_logits=True), one_hot),
+    ):
+        exact = (
+            keras.metrics.SparseCategoricalAccuracy(name="exact")
+            if labels is y
+            else keras.metrics.CategoricalAccuracy(name="exact")
+        )
+        model.compile(
+            "sgd", loss=loss, metrics=["accuracy", exact, share_of_class_0]
+        )
+        assert evaluate(model, x, labels) == pytest.approx(
+            {
+                "loss": expected,
+                "clean_loss": mean_loss(outputs, y),
+                "accuracy": accuracy,
+                "exact": accuracy,
+                "share_of_class_0": share,
+                "rho": 0.1,
+            },
+            rel=1e-5,
+        )
+
+
+def test_sample_weight_and_class_weight(wrap, data):
+    x, y = data
+    model = compiled(wrap)
+    start = model.get_weights()
+    # Keras divides by the number of samples: 2 and 0 are half of them.
+    half = np.repeat([2.0, 0.0], 20)
+    only_half = fit_from(model, start, x[:20], y[:20])
+    assert_same(fit_from(model, start, x, y, sample_weight=half), only_half)
+    by_class = {0: 1.0, 1: 3.0, 2: 0.5}
+    by_sample = np.array([by_class[label] for label in y])
+    weighted = fit_from(model, start, x, y, class_weight=by_class)
+    assert_same(fit_from(model, start, x, y, sample_weight=by_sample), weighted)
+    assert np.abs(weighted[0] - only_half[0]).max() > 1e-4
+
+
+def test_regularization_is_a_part_of_the_loss(wrap, data):
+    x, y = data
+    plain, regular = mlp(), mlp(kernel_regularizer=keras.regularizers.L2(0.1))
+    regular.set_weights(plain.get_weights())
+    without = evaluate(compiled(wrap, plain), x, y)
+    penalty = 0.1 * np.sum(plain.get_weights()[0] ** 2)
+    assert evaluate(compiled(wrap, regular), x, y) == pytest.approx(
+        {
+            "loss": without["loss"] + penalty,
+            "clean_loss": without["clean_loss"] + penalty,
+            "rho": 0.1,
+        },
+        rel=1e-5,
+    )
+
+
+# Data -----------------------------------------------------------------------
+
+
+class Batches(keras.utils.PyDataset):
+    def __init__(self, x, y):
+        super().__init__()
+        self.x, self.y = x, y
+
+    def __len__(self):
+        return 3
+
+    def __getitem__(self, index):
+        rows = slice(16 * index, 16 * (index + 1))
+        return self.x[rows], self.y[rows]
+
+
+def test_data_in_every_form(wrap, data):
+    x, y = data
+    model = still(wrap)
+    # 40 samples in batches of 16, 16 and 8: each sample counts the same.
+    expected = pytest.approx([robust_loss(model, x, y)], rel=1e-5)
+    last_half = pytest.approx([robust_loss(model, x[20:], y[20:])], rel=1e-5)
+    batches = Batches(x, y)
+
+    def generator():
+        while True:
+            for index in range(3):
+                yield batches[index]
+
+    dataset = tf.data.Dataset.from_tensor_slices((x, y)).batch(16)
+    logs = fit(model, x, y, batch_size=16, validation_data=(x[20:], y[20:]))
+    assert logs["loss"] == expected
+    assert logs["val_loss"] == last_half
+    logs = fit(model, dataset, batch_size=None, validation_data=dataset)
+    assert logs["loss"] == expected
+    assert logs["val_loss"] == expected
+    assert fit(model, batches, batch_size=None)["loss"] == expected
+    logs = fit(model, generator(), batch_size=None, steps_per_epoch=3)
+    assert logs["loss"] == expected
+    logs = fit(model, x, y, batch_size=16, validation_split=0.5)
+    assert logs["val_loss"] == last_half
+    assert evaluate(model, dataset)["loss"] == expected.expected[0]
+
+
+def test_whole_number_inputs(wrap, rng):
+    x = rng.integers(0, 256, (32, 6)).astype("uint8")
+    y = rng.integers(0, 3, 32)
+    base = keras.Sequential([keras.Input((6,)), layers.Rescaling(1 / 255)])
+    base.add(layers.Dense(8, activation="relu"))
+    base.add(layers.Dense(3))
+    model = compiled(wrap, base, rho=20.0)
+    start = model.get_weights()
+    floats = fit(model, x.astype("float32"), y, batch_size=16, epochs=2)
+    model.set_weights(start)
+    dataset = tf.data.Dataset.from_tensor_slices((x, y)).batch(16)
+    whole = fit(model, dataset, batch_size=None, epochs=2)
+    assert whole["loss"] == pytest.approx(floats["loss"], rel=1e-5)
+    assert whole["clean_loss"] == pytest.approx(floats["clean_loss"], rel=1e-5)
+    assert floats["loss"][0] > floats["clean_loss"][0] + 0.01
+
+
+# How `fit` runs -------------------------------------------------------------
+
+
+def test_graph_eager_and_several_steps_agree(wrap, data):
+    x, y = data
+    model = compiled(wrap)
+    start = model.get_weights()
+    graph = fit_from(model, start, x, y, batch_size=16)
+    assert np.abs(graph[0] - start[0]).max() > 1e-3
+    for how in ({"steps_per_execution": 2}, {"run_eagerly": True}):
+        model.compile(keras.optimizers.SGD(0.1), CROSS_ENTROPY, **how)
+        assert_same(fit_from(model, start, x, y, batch_size=16), graph, 1e-5)
+
+
+def test_gradient_clipping_and_frozen_layers(wrap, data):
+    x, y = data
+    base = mlp()
+    base.layers[0].trainable = False
+    model = compiled(
+        wrap, base, optimizer=keras.optimizers.SGD(1.0, clipnorm=1e-3)
+    )
+    start = model.get_weights()
+    end = fit_from(model, start, x, y)
+    moved = [np.linalg.norm(a - b) for a, b in zip(start, end, strict=True)]
+    assert moved == pytest.approx([0.0, 0.0, 1e-3, 1e-3], rel=1e-3)
+
+
+def test_mixed_precision(wrap, data):
+    x, y = data
+    keras.config.set_dtype_policy("mixed_float16")
+    try:
+        base = mlp()
+    finally:
+        keras.config.set_dtype_policy("float32")
+    model = compiled(wrap, base, optimizer=keras.optimizers.Adam(0.05))
+    assert isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer)
+    logs = fit(model, x, y, epochs=3)
+    assert np.all(np.isfinite(logs["loss"]))
+    assert logs["loss"][-1] < logs["loss"][0]
+    assert {weight.dtype for weight in model.weights} == {"float32"}
+    assert model(x).dtype == "float16"
+
+
+def test_batch_normalization_and_dropout(wrap, data):
+    x, y = data
+
+    def make(rate):
+        return keras.Sequential(
+            [
+                keras.Input((6,)),
+                layers.Dense(8),
+                layers.BatchNormalization(momentum=0.5),
+                layers.ReLU(),
+                layers.Dropout(rate),
+                layers.Dense(3),
+            ]
+        )
+
+    base, plain = make(0.5), make(0.0)
+    plain.set_weights(base.get_weights())
+    model = still(wrap, base)
+    before = model.worst_case_margins(x, y)
+    np.testing.assert_array_equal(model.worst_case_margins(x, y), before)
+    np.testing.assert_allclose(
+        wrap(plain).worst_case_margins(x, y), before, atol=1e-6
+    )
+    at_inference = evaluate(model, x, y)
+    assert_same(base.get_weights(), plain.get_weights(), 0.0)
+    logs = fit(model, x, y)
+    # The robust loss is that of inference, the clean one that of training.
+    assert logs["loss"] == pytest.approx([at_inference["loss"]], rel=1e-5)
+    assert at_inference["loss"] == pytest.approx(mean_loss(before, y), rel=1e-5)
+    assert abs(logs["clean_loss"][0] - at_inference["clean_loss"]) > 1e-3
+    # The moving statistics went forward by one pass.
+    plain(x, training=True)
+    assert_same(base.get_weights(), plain.get_weights())
+    assert np.abs(base.layers[1].moving_mean).max() > 0.01
+
+
+_DISTRIBUTED = """
+import keras, numpy as np, tensorflow as tf
+cpu = tf.config.list_physical_devices("CPU")[0]
+tf.config.set_logical_device_configuration(
+    cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
+from keras_rub import ARUBModel, RUBModel
+from keras_rub.callbacks import RhoSchedule
+
+rng = np.random.default_rng(0)
+x, y = rng.normal(size=(40, 6)).astype("float32"), rng.integers(0, 3, 40)
+
+def train(wrap, strategy):
+    keras.utils.set_random_seed(0)
+    with strategy.scope():
+        model = wrap(keras.Sequential([keras.Input((6,)),
+            keras.layers.Dense(8, "relu"), keras.layers.Dense(3)]), rho=0.2)
+        model.compile(keras.optimizers.SGD(0.1),
+            "sparse_categorical_crossentropy", metrics=["accuracy"])
+    logs = model.fit(x, y, batch_size=16, epochs=2, shuffle=False, verbose=0,
+        validation_data=(x, y), callbacks=[RhoSchedule(epochs=1)]).history
+    return logs, model.get_weights()
+
+for wrap in RUBModel, ARUBModel:
+    logs, weights = train(wrap, tf.distribute.get_strategy())
+    two = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    assert two.num_replicas_in_sync == 2
+    split_logs, split_weights = train(wrap, two)
+    assert set(split_logs) == set(logs)
+    np.testing.assert_allclose(logs["rho"], [0.0, 0.2], atol=1e-6)
+    for name in logs:
+        np.testing.assert_allclose(
+            split_logs[name], logs[name], atol=1e-5, err_msg=name)
+    for one, split in zip(weights, split_weights):
+        np.testing.assert_allclose(split, one, atol=1e-5)
+print("both agree")
+"""
+
+
+def test_two_devices_agree_with_one():
+    done = subprocess.run(
+        [sys.executable, "-c", _DISTRIBUTED], capture_output=True, text=True
+    )
+    assert done.stdout.endswith("both agree\n"), done.stderr[-3000:]
+
+
+# Logs and callbacks ---------------------------------------------------------
+
+
+def test_logs(wrap, data):
+    x, y = data
+    model = still(wrap, metrics=["accuracy"])
+    base = model.base
+    base.compile(
+        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        metrics=["accuracy"],
+    )
+    plain = evaluate(base, x, y)
+    expected = {
+        "loss": robust_loss(model, x, y),
+        "clean_loss": plain["loss"],
+        "accuracy": plain["accuracy"],
+        "rho": 0.1,
+    }
+    assert evaluate(model, x, y) == pytest.approx(expected, rel=1e-5)
+    logs = fit(model, x, y, validation_data=(x, y))
+    expected.update({f"val_{name}": expected[name] for name in expected})
+    assert {name: value[0] for name, value in logs.items()} == pytest.approx(
+        expected, rel=1e-5
+    )
+
+
+def test_callbacks_of_keras(wrap, data, tmp_path):
+    x, y = data
+    model = compiled(wrap)
+    rates = [0.1, 0.0, 0.0, 0.0]
+    logs = fit(
+        model,
+        x,
+        y,
+        epochs=4,
+        validation_data=(x, y),
+        callbacks=[
+            keras.callbacks.LearningRateScheduler(lambda epoch: rates[epoch]),
+            keras.callbacks.EarlyStopping(monitor="val_loss", patience=1),
+            keras.callbacks.ModelCheckpoint(
+                tmp_path / "best.keras", save_best_only=True
+            ),
+            keras.callbacks.TensorBoard(tmp_path / "board"),
+        ],
+    )
+    # From the second epoch on nothing improves, so that it is the last.
+    assert logs["learning_rate"] == pytest.approx([0.1, 0.0])
+    assert logs["val_loss"][0] < logs["loss"][0]
+    best = keras.models.load_model(tmp_path / "best.keras")
+    assert robust_loss(best, x, y) == pytest.approx(logs["val_loss"][0], 1e-5)
+    for part in "train", "validation":
+        assert list((tmp_path / "board" / part).glob("events.*"))
+
+
+class _StopError(Exception):
+    pass
+
+
+def _stop_at_epoch_2(epoch, logs=None):
+    if epoch == 2:
+        raise _StopError
+
+
+def test_backup_and_restore(wrap, data, tmp_path):
+    x, y = data
+    start = mlp().get_weights()
+
+    def run(*callbacks):
+        model = compiled(wrap, optimizer=keras.optimizers.Adam(0.05))
+        model.set_weights(start)
+        logs = model.fit(
+            x,
+            y,
+            batch_size=64,
+            epochs=4,
+            verbose=0,
+            callbacks=[RhoSchedule(epochs=3), *callbacks],
+        )
+        return model.get_weights(), logs
+
+    whole, _ = run()
+    with pytest.raises(_StopError):
+        run(
+            keras.callbacks.BackupAndRestore(tmp_path),
+            keras.callbacks.LambdaCallback(on_epoch_begin=_stop_at_epoch_2),
+        )
+    resumed, logs = run(keras.callbacks.BackupAndRestore(tmp_path))
+    assert logs.epoch == [2, 3]
+    assert logs.history["rho"] == pytest.approx([0.2 / 3, 0.1])
+    assert_same(resumed, whole)
+
+
+# The radius and the mix weight ----------------------------------------------
+
+
+def schedule(end, steps):
+    """Rises from 0 to `end` in a straight line."""
+    return keras.optimizers.schedules.PolynomialDecay(0.0, steps, end)
+
+
+def test_rho_can_be_a_schedule(wrap, data):
+    x, y = data
+    model = still(wrap, rho=schedule(0.2, 2))
+    assert model.rho == 0.0
+    logs = fit(model, x, y, epochs=3)
+    losses = [robust_loss(model, x, y, rho) for rho in (0.0, 0.1, 0.2)]
+    assert logs["loss"] == pytest.approx(losses, rel=1e-5)
+    assert model.rho == pytest.approx(0.2)
+    # What is logged is what the loss was taken at.
+    assert logs["rho"] == pytest.approx([0.0, 0.1, 0.2])
+
+
+def test_rho_schedule_callback(wrap, data):
+    x, y = data
+    model = still(wrap, rho=0.4)
+    ramps = {
+        "linear": [0.0, 0.0, 0.1, 0.2, 0.3, 0.4, 0.4],
+        "smooth": [0.0, 0.0, 0.0625, 0.2, 0.3375, 0.4, 0.4],
+    }
+    for shape, expected in ramps.items():
+        callback = RhoSchedule(epochs=4, shape=shape, wait=1)
+        logs = fit(model, x, y, epochs=7, callbacks=[callback])
+        assert logs["rho"] == pytest.approx(expected)
+        assert logs["loss"] == pytest.approx(
+            [robust_loss(model, x, y, rho) for rho in expected], rel=1e-5
+        )
+        assert model.rho == pytest.approx(0.4)
+
+
+def test_mix_weights_the_two_losses(wrap, data):
+    x, y = data
+    model = still(wrap, rho=0.3, mix=0.25)
+    clean, robust = mean_loss(model(x), y), robust_loss(model, x, y)
+
+    def mixed(*mixes):
+        return pytest.approx(
+            [mix * robust + (1 - mix) * clean for mix in mixes], rel=1e-5
+        )
+
+    logs = fit(model, x, y, validation_data=(x, y))
+    assert logs["loss"] == mixed(0.25)
+    assert logs["val_loss"] == mixed(0.25)
+    assert logs["mix"] == pytest.approx([0.25])
+    callback = RhoSchedule(1.0, epochs=2, parameter="mix")
+    logs = fit(model, x, y, epochs=3, callbacks=[callback])
+    assert logs["loss"] == mixed(0.0, 0.5, 1.0)
+    assert logs["mix"] == pytest.approx([0.0, 0.5, 1.0])
+
+    model = still(wrap, model.base, rho=0.3, mix=schedule(1.0, 2))
+    logs = fit(model, x, y, epochs=3)
+    assert logs["loss"] == mixed(0.0, 0.5, 1.0)
+    assert logs["clean_loss"] == pytest.approx([clean] * 3, rel=1e-5)
+    assert logs["mix"] == pytest.approx([0.0, 0.5, 1.0])
+
+
+def test_rho_and_mix_can_be_assigned_at_any_time(wrap, data):
+    x, y = data
+    traces = []
+
+    def metric(y_true, y_pred):
+        traces.append(1)
+        return share_of_class_0(y_true, y_pred)
+
+    model = still(wrap, metrics=[metric])
+    evaluate(model, x, y)
+    count = len(traces)
+    for rho in 0.0, 0.3:
+        model.rho = rho
+        logs = evaluate(model, x, y)
+        assert logs["rho"] == pytest.approx(rho)
+        assert logs["loss"] == pytest.approx(
+            robust_loss(model, x, y, rho), rel=1e-5
+        )
+    model.mix = 0.0
+    logs = evaluate(model, x, y)
+    assert logs["loss"] == pytest.approx(logs["clean_loss"])
+    assert len(traces) == count, "a number must not cause a new trace"
+
+
+def test_schedules_can_be_assigned_to_a_traced_model(wrap, data):
+    x, y = data
+    model = still(wrap, rho=0.3)
+    fit(model, x, y)
+    model.rho = schedule(0.4, 4)
+    # One step was taken: the next two are steps 1 and 2 of the schedule.
+    logs = fit(model, x, y, epochs=2)
+    assert logs["loss"] == pytest.approx(
+        [robust_loss(model, x, y, rho) for rho in (0.1, 0.2)], rel=1e-5
+    )
+    model.rho = 0.05
+    assert fit(model, x, y)["loss"] == pytest.approx(
+        [robust_loss(model, x, y, 0.05)], rel=1e-5
+    )
+
+
+# Saving ---------------------------------------------------------------------
+
+
+def test_training_goes_on_after_loading(wrap, data, tmp_path):
+    x, y = data
+    model = compiled(
+        wrap,
+        rho=schedule(0.3, 4),
+        mix=schedule(1.0, 4),
+        optimizer=keras.optimizers.Adam(0.05),
+        metrics=["accuracy"],
+    )
+    fit(model, x, y, epochs=2)
+    model.save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    pickled = pickle.loads(pickle.dumps(model))
+    for copy in loaded, pickled:
+        assert type(copy) is wrap
+        assert (copy.rho, copy.mix) == pytest.approx((0.15, 0.5))
+        assert_same(copy.get_weights(), model.get_weights(), 0.0)
+    logs = fit(model, x, y, epochs=2)
+    for copy in loaded, pickled:
+        copy_logs = fit(copy, x, y, epochs=2)
+        assert copy_logs.keys() == logs.keys()
+        assert copy_logs["loss"] == pytest.approx(logs["loss"], rel=1e-5)
+        assert_same(copy.get_weights(), model.get_weights())
+
+
+@pytest.mark.parametrize("make", [unbuilt, Subclassed])
+def test_a_base_without_an_input_layer_loads(wrap, make, data, tmp_path):
+    if wrap is RUBModel and make is Subclassed:
+        pytest.skip("RUB refuses it.")
+    x, y = data
+    model = compiled(wrap, make())
+    fit(model, x, y)
+    model.save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    assert_same(loaded.get_weights(), model.get_weights(), 0.0)
+    expected = pytest.approx([robust_loss(model, x, y)], rel=1e-5)
+    assert fit(loaded, x, y)["loss"] == expected
+
+
+def test_weights_and_config(wrap, data, tmp_path):
+    x, y = data
+    settings = {
+        "mask": [True, True, True, False, True, True],
+        "weights": [1.0, 2.0, 1.0, 1.0, 0.5, 1.0],
+    }
+    if wrap is RUBModel:
+        settings.update(input_range=(-5.0, 5.0), vertices="all")
+        settings.update(memory_budget=2**20)
+    else:
+        settings.update(norm=2)
+    model = wrap(mlp(), rho=0.3, mix=0.7, name="robust", **settings)
+    config = model.get_config()
+    json.dumps(config)
+    again = wrap.from_config(config)
+    assert again.get_config() == config
+    assert (again.name, again.rho, again.mix) == ("robust", 0.3, 0.7) or (
+        again.rho,
+        again.mix,
+    ) == pytest.approx((0.3, 0.7))
+    # Fresh weights until those of the first are loaded.
+    margins = model.worst_case_margins(x, y)
+    assert np.abs(again.worst_case_margins(x, y) - margins).max() > 1e-2
+    model.save_weights(tmp_path / "model.weights.h5")
+    again.load_weights(tmp_path / "model.weights.h5")
+    np.testing.assert_allclose(
+        again.worst_case_margins(x, y), margins, atol=1e-6
+    )
+    # The setting matter: they are not the defaults.
+    assert np.abs(wrap(model.base).worst_case_margins(x, y) - margins).max() > (
+        1e-3
+    )
+
+
+def test_the_base_stays_a_plain_keras_model(wrap, data, tmp_path):
+    x, y = data
+    model = compiled(wrap)
+    fit(model, x, y)
+    outputs = model.predict(x, verbose=0)
+    assert_same(model.get_weights(), model.base.get_weights(), 0.0)
+    clone = keras.models.clone_model(model.base)
+    clone.set_weights(model.base.get_weights())
+    np.testing.assert_allclose(clone(x), outputs, atol=1e-6)
+    model.base.save(tmp_path / "base.keras")
+    loaded = keras.models.load_model(tmp_path / "base.keras")
+    assert type(loaded) is keras.Sequential
+    assert "keras_rub" not in loaded.to_json()
+    np.testing.assert_allclose(loaded(x), outputs, atol=1e-6)
