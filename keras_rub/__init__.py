@@ -4,10 +4,14 @@ model = keras_rub.RUBModel(base)      # the user's own Keras model
 model.fit(x, y)
 """
 
-from keras_rub import callbacks
+from keras_rub import callbacks, models
 from keras_rub.bounds import (
+    Certificate,
+    CertificateTable,
     UnsupportedLayerError,
     VertexExpansion,
+    certified_radius,
+    certify,
     register_rule,
 )
 from keras_rub.defenses import ARUBModel, RUBModel
@@ -16,11 +20,16 @@ from keras_rub.version import __version__
 
 __all__ = [
     "ARUBModel",
+    "Certificate",
+    "CertificateTable",
     "PerturbationSet",
     "RUBModel",
     "UnsupportedLayerError",
     "VertexExpansion",
     "__version__",
     "callbacks",
+    "certified_radius",
+    "certify",
+    "models",
     "register_rule",
 ]

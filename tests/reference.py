@@ -15,9 +15,11 @@ def l1_vertices(x, rho, mask=None, weights=None):
     """Clean input and vertices [batch, 1 + V, *features]; V = 2M or less."""
     shape = x.shape[1:]
     size = int(np.prod(shape))
-    steps = np.ones(size) if weights is None else 1 / np.broadcast_to(
-        weights, shape
-    ).reshape(size)
+    steps = (
+        np.ones(size)
+        if weights is None
+        else 1 / np.broadcast_to(weights, shape).reshape(size)
+    )
     moves = np.diag(steps)
     if mask is not None:
         moves = moves[np.broadcast_to(mask, shape).reshape(size)]
@@ -142,3 +144,22 @@ def _max_pool(layer, clean, upper, negative, copies):
         tf.nn.max_pool2d(upper, *window),
         tf.reshape(negative, [batch * copies, *pooled.shape[1:]]),
     )
+
+
+def randomise(model, rng):
+    """Gives every weight a random value: biases, statistics, both signs."""
+    for weight in model.weights:
+        normal = rng.normal(size=weight.shape)
+        if weight.name in ("kernel", "depthwise_kernel"):
+            fan_in = max(np.prod(weight.shape[:-1]), 1)
+            value = 1.5 * normal / np.sqrt(fan_in)
+        elif weight.name in ("moving_variance", "variance"):
+            value = rng.uniform(0.5, 2.0, weight.shape)
+        elif weight.name == "gamma":
+            value = np.sign(normal) * rng.uniform(0.5, 1.5, weight.shape)
+        elif "float" in weight.dtype:
+            value = 0.5 * normal
+        else:
+            continue  # a counter or a seed
+        weight.assign(value)
+    return model

@@ -1,6 +1,8 @@
 """Bounds of what a perturbation can do to a network's margins."""
 
 from keras_rub.bounds import rules  # noqa: F401, registers the layer rules
+from keras_rub.bounds.certificate import Certificate, CertificateTable
+from keras_rub.bounds.certify import certified_radius, certify
 from keras_rub.bounds.program import (
     UnsupportedLayerError,
     lower,
@@ -9,8 +11,12 @@ from keras_rub.bounds.program import (
 from keras_rub.bounds.vertex_expansion import VertexExpansion
 
 __all__ = [
+    "Certificate",
+    "CertificateTable",
     "UnsupportedLayerError",
     "VertexExpansion",
+    "certified_radius",
+    "certify",
     "lower",
     "register_rule",
 ]

@@ -8,6 +8,7 @@ then costs two products in place of four.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -96,9 +97,18 @@ class Relaxation:
         program: the network.
         x: tensor [batch, *features]. The clean inputs.
         classes: their labels.
+        choices: dict from an operation's output to the parameters of its
+            lines, or `None`. Any choice is sound. Defaults to `None`, the
+            lines that touch at the clean inputs, as in the paper.
     """
 
-    def __init__(self, program: Program, x: tf.Tensor, classes: Classes):
+    def __init__(
+        self,
+        program: Program,
+        x: tf.Tensor,
+        classes: Classes,
+        choices: Mapping[int, tf.Tensor] | None = None,
+    ):
         self.program = program
         self.classes = classes
         self.suffix = program.suffix()
@@ -109,6 +119,7 @@ class Relaxation:
         ]
         self.ends = frontier(self.body, self.suffix, program.output)
         self.values, self.choices = self._clean_pass(x)
+        self.choices.update(choices or {})
         self.rows, self.constant = self._margin_rows()
         self.clean_margins = self.margins({0: Majorant(x)}, copies=1)[:, 0]
 
@@ -179,11 +190,64 @@ class Relaxation:
         constant = tf.reduce_sum(output * seeds, axis=-1)
         return rows, tf.reshape(constant, [batch, competitors])
 
+    def take(self, samples: tf.Tensor) -> Relaxation:
+        """The same for some samples, in any order, also repeated.
+
+        Only `margins` works on the result.
+        """
+        taken = copy.copy(self)
+        taken.choices = {
+            index: tf.gather(choice, samples)
+            for index, choice in self.choices.items()
+        }
+        taken.rows = {
+            index: tf.gather(row, samples) for index, row in self.rows.items()
+        }
+        taken.constant = tf.gather(self.constant, samples)
+        return taken
+
+    def rounding(self, reach: Mapping[int, tf.Tensor]) -> tf.Tensor:
+        """How far rounding may move a margin, as a multiple of epsilon.
+
+        The sum of the magnitudes of all terms that enter a margin, by a pass
+        with the absolute values of all weights. An error of relative size
+        epsilon in any of them is a fraction of this.
+
+        Args:
+            reach: for the values where the network is cut, the largest
+                magnitude [batch or 1, ...] that a perturbation adds to them.
+
+        Returns:
+            Tensor [batch, K - 1].
+        """
+        sizes = {0: tf.abs(self.values[0]) + reach.get(0, 0.0)}
+        for operation in self.body:
+            inputs = [sizes[index] for index in operation.inputs]
+            if isinstance(operation, Affine):
+                zeros = [tf.zeros_like(value[:1]) for value in inputs]
+                size = operation.magnitude(*inputs) + tf.abs(
+                    operation.apply(*zeros)
+                )
+            elif isinstance(operation, Convex):
+                zero = tf.zeros_like(inputs[0][:1])
+                size = inputs[0] + tf.abs(operation.activation.function(zero))
+            else:
+                size = tf.reduce_max(inputs[0], axis=operation.axis)
+            if operation.output in reach:
+                size += reach[operation.output]
+            sizes[operation.output] = size
+        total = tf.abs(self.constant)
+        for index, row in self.rows.items():
+            size = tf.reshape(sizes[index], [-1, row.shape[-1], 1])
+            total += tf.matmul(tf.abs(row), size)[..., 0]
+        return total
+
     def margins(
         self,
         start: Mapping[int, Majorant],
         copies: int | tf.Tensor,
         operations: Sequence[Operation] | None = None,
+        chords: Mapping[int, tuple[tf.Tensor, tf.Tensor]] | None = None,
     ) -> tf.Tensor:
         """Upper bounds of the margins at `copies` points a sample.
 
@@ -194,6 +258,9 @@ class Relaxation:
             copies: number of points a sample.
             operations: the operations from there to the affine end. Defaults
                 to all of them, from the input on.
+            chords: slope and height [batch, ...] of lines that take the
+                place of some activations, or `None`. With lines above them
+                the result is linear in `start` and never below the majorant.
 
         Returns:
             Tensor [batch, copies, K - 1], by competitor.
@@ -201,7 +268,10 @@ class Relaxation:
         values = dict(start)
         for operation in self.body if operations is None else operations:
             values[operation.output] = self._propagate(
-                operation, [values[index] for index in operation.inputs], copies
+                operation,
+                [values[index] for index in operation.inputs],
+                copies,
+                None if chords is None else chords.get(operation.output),
             )
         total = self.constant[:, None]
         batch, competitors = tf.shape(total)[0], total.shape[-1]
@@ -215,7 +285,7 @@ class Relaxation:
                     total += tf.matmul(points, coefficients, transpose_b=True)
         return tf.ensure_shape(total, [None, None, competitors])
 
-    def _propagate(self, operation, inputs, copies) -> Majorant:
+    def _propagate(self, operation, inputs, copies, chord=None) -> Majorant:
         if isinstance(operation, Affine):
             centers = [bound.center for bound in inputs]
             radii = [bound.radius for bound in inputs]
@@ -240,9 +310,15 @@ class Relaxation:
                 negative = _for_each_point(
                     tf.subtract, negative, 0.5 * height, copies
                 )
-            return Majorant.of_halves(
-                0.5 * operation.activation.function(bound.upper), negative
-            )
+            if chord is None:
+                upper = 0.5 * operation.activation.function(bound.upper)
+            else:
+                upper = bound.upper
+                for function, part in zip(
+                    (tf.multiply, tf.add), chord, strict=True
+                ):
+                    upper = _for_each_point(function, upper, 0.5 * part, copies)
+            return Majorant.of_halves(upper, negative)
         chosen = _for_each_point(
             tf.multiply, bound.negative, 0.5 * choice, copies
         )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import keras
@@ -24,11 +26,12 @@ class WorstCase(NamedTuple):
     """Where the bound is attained: a mixture of vertices for each competitor.
 
     `vertices` and `shares` are [batch, K - 1, S]. What the shares leave of 1
-    belongs to the clean input.
+    belongs to the clean input. `margins` [batch, K - 1] is the bound itself.
     """
 
     vertices: tf.Tensor
     shares: tf.Tensor
+    margins: tf.Tensor
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -72,6 +75,8 @@ class VertexBound:
             move up, and down.
         memory_budget: int. Bytes that the values of one chunk of vertices
             may take.
+        choices: other lines below the activations than those of the paper;
+            see `Relaxation`.
     """
 
     def __init__(
@@ -83,9 +88,10 @@ class VertexBound:
         *,
         room: tuple[tf.Tensor, tf.Tensor] | None = None,
         memory_budget: int = 2**26,
+        choices: Mapping[int, tf.Tensor] | None = None,
     ):
         self.relaxation = Relaxation(
-            network.program, x, Classes(labels, network.num_classes)
+            network.program, x, Classes(labels, network.num_classes), choices
         )
         self.expansion = network.expansion
         self.x = x
@@ -139,37 +145,53 @@ class VertexBound:
         left = 1.0 - tf.reduce_sum(worst.shares, axis=-1)
         return left * clean + tf.reduce_sum(worst.shares * own, axis=-1)
 
-    def worst_case(self, vertices: int | str) -> WorstCase:
-        """Finds the worst case over all vertices or the screened ones.
+    def worst_case(self, vertices: int | str | tf.Tensor) -> WorstCase:
+        """Finds the worst case over all vertices or some of them.
 
         Args:
-            vertices: `"all"`, or how many vertices a sample to keep after
-                screening.
+            vertices: `"all"`; how many vertices a sample to keep after
+                screening; or the vertices themselves, [batch, V].
         """
-        if vertices == "all" or vertices >= self.num_vertices:
+        if isinstance(vertices, int):
+            if vertices >= self.num_vertices:
+                vertices = "all"
+            else:
+                vertices = screening.screen(self, vertices)
+        if isinstance(vertices, str):
             if self.room is None:
                 return self._plain_maximum(*self._scan())
             candidates = tf.range(self.num_vertices)
-            values = self.over_chunks(self.at)
-        else:
-            candidates = screening.screen(self, vertices)
-            values = self.at(candidates)
-            if self.room is None:
-                best = tf.argmax(values, axis=1, output_type=tf.int32)
-                return self._plain_maximum(
-                    tf.reduce_max(values, axis=1),
-                    tf.gather(candidates, best, batch_dims=1),
-                )
-        return self._mixture(candidates, values)
+            return self._mixture(candidates, self.over_chunks(self.at))
+        values = self.at(vertices)
+        if self.room is not None:
+            return self._mixture(vertices, values)
+        best = tf.argmax(values, axis=1, output_type=tf.int32)
+        return self._plain_maximum(
+            tf.reduce_max(values, axis=1),
+            tf.gather(vertices, best, batch_dims=1),
+        )
+
+    def take(self, samples: tf.Tensor) -> VertexBound:
+        """The same for some samples; only `at` works on the result."""
+        taken = copy.copy(self)
+        taken.relaxation = self.relaxation.take(samples)
+        taken.x = tf.gather(self.x, samples)
+        taken.rho = tf.gather(self.rho, samples)
+        if self.start is not None:
+            taken.start = self.start.take(samples)
+        return taken
 
     def _plain_maximum(self, values, vertices) -> WorstCase:
         # The clean input is a candidate too: it wins ties, so a radius of 0
         # gives the clean margins to the last bit.
-        moved = (values > self.relaxation.clean_margins) & (
-            self.rho[:, None] > 0
-        )
+        clean = self.relaxation.clean_margins
+        moved = (values > clean) & (self.rho[:, None] > 0)
         shares = tf.cast(moved, values.dtype)
-        return WorstCase(vertices[..., None], shares[..., None])
+        return WorstCase(
+            vertices[..., None],
+            shares[..., None],
+            tf.where(moved, values, clean),
+        )
 
     def caps(self, vertices: tf.Tensor) -> tf.Tensor:
         """The largest share of each vertex that stays in the valid range.
@@ -222,18 +244,25 @@ class VertexBound:
         )
         used = tf.maximum(used, 1)
         shares *= tf.cast(self.rho[:, None, None] > 0, shares.dtype)
-        return WorstCase(vertices[..., :used], shares[..., :used])
+        return WorstCase(
+            vertices[..., :used],
+            shares[..., :used],
+            clean + tf.reduce_sum(shares * gains, axis=-1),
+        )
 
-    def chunk(self) -> tf.Tensor:
-        """How many vertices fit into the memory budget at once."""
+    def row_bytes(self) -> int:
+        """About what the evaluation of one vertex of one sample takes."""
         widths = [
             tf.TensorShape(value.shape[1:]).num_elements()
             for value in self.relaxation.values.values()
         ]
         # Around an operation its inputs and outputs are alive, each as a
         # centre, a radius and the temporaries between them.
-        row = 4 * self.x.dtype.size * sum(sorted(widths)[-2:])
-        rows = max(self.memory_budget // row, 1)
+        return 4 * self.x.dtype.size * sum(sorted(widths)[-2:])
+
+    def chunk(self) -> tf.Tensor:
+        """How many vertices fit into the memory budget at once."""
+        rows = max(self.memory_budget // self.row_bytes(), 1)
         chunk = tf.maximum(rows // tf.shape(self.x, tf.int64)[0], 1)
         return tf.cast(tf.minimum(chunk, self.num_vertices), tf.int32)
 

@@ -9,6 +9,7 @@ certification, but proves nothing.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 
 import tensorflow as tf
 
@@ -31,13 +32,17 @@ class FirstLayer:
     value: int
     clean: tf.Tensor  # [batch, ...]
     response: tf.Tensor  # [M, H]
-    expansion: VertexExpansion
+    expansion: VertexExpansion | None
     rest: list[Operation]
 
     def shifts(self, vertices: tf.Tensor) -> tf.Tensor:
         """What a radius of one does to the value: [..., V, H]."""
         features, steps = self.expansion.moves(vertices, self.clean.dtype)
         return steps[..., None] * tf.gather(self.response, features)
+
+    def take(self, samples: tf.Tensor) -> FirstLayer:
+        """The same for some of the samples."""
+        return dataclasses.replace(self, clean=tf.gather(self.clean, samples))
 
     def at(self, vertices: tf.Tensor, rho: tf.Tensor):
         """The value at the vertices, and the operations that follow."""
@@ -68,7 +73,7 @@ def _cut(relaxation: Relaxation):
 
 
 def first_layer(
-    relaxation: Relaxation, expansion: VertexExpansion
+    relaxation: Relaxation, expansion: VertexExpansion | None = None
 ) -> FirstLayer | None:
     """Cuts the network behind a first dense layer, or returns `None`."""
     cut = _cut(relaxation)
@@ -103,7 +108,8 @@ class Linearised:
     """What follows the first activation, replaced by its gradient.
 
     `upper` and `negative`, [batch, K - 1, ...], are the derivatives of each
-    margin by U and N of the activation's output.
+    margin by U and N of the activation's output; `margins` [batch, K - 1] is
+    the value at the clean input.
     """
 
     clean: tf.Tensor  # [batch, ...], the activation's input
@@ -111,11 +117,26 @@ class Linearised:
     operation: Convex
     upper: tf.Tensor
     negative: tf.Tensor
+    margins: tf.Tensor
 
 
-def _linearise(
-    relaxation: Relaxation, value: int, rest: list[Operation]
+def reads_once(start: FirstLayer) -> bool:
+    """Whether one activation, and nothing else, reads the first layer."""
+    readers = [op for op in start.rest if start.value in op.inputs]
+    return readers == start.rest[:1] and isinstance(readers[0], Convex)
+
+
+def linearise(
+    relaxation: Relaxation,
+    value: int,
+    rest: list[Operation],
+    chords: Mapping[int, tuple[tf.Tensor, tf.Tensor]] | None = None,
 ) -> Linearised | None:
+    """Makes the majorant linear behind its first activation.
+
+    Without `chords` by its gradient, from below; with lines above all later
+    activations, from above.
+    """
     readers = [op for op in rest if value in op.inputs]
     if len(readers) != 1 or not isinstance(readers[0], Convex):
         return None
@@ -129,7 +150,10 @@ def _linearise(
     with tf.GradientTape() as tape:
         tape.watch([center, radius])
         margins = relaxation.margins(
-            {operation.output: Majorant(center, radius)}, competitors, after
+            {operation.output: Majorant(center, radius)},
+            competitors,
+            after,
+            chords,
         )
         own = tf.linalg.diag_part(margins)
     by_center, by_radius = tape.gradient(own, [center, radius])
@@ -141,6 +165,7 @@ def _linearise(
         operation,
         tf.reshape((by_radius + by_center) * 0.5, shape),
         tf.reshape((by_radius - by_center) * 0.5, shape),
+        own,
     )
 
 
@@ -173,22 +198,23 @@ def screen(bound, count: int) -> tf.Tensor:
 def _scores(bound) -> tf.Tensor:
     """Lower estimates [batch, V, K - 1] of what each vertex adds."""
     if bound.start is not None:
-        linear = _linearise(
+        linear = linearise(
             bound.relaxation, bound.start.value, bound.start.rest
         )
         if linear is not None:
-            return _dense_scores(bound, linear)
+            return dense_scores(bound, linear)
     cut = _cut(bound.relaxation)
     if cut is not None:
         value, inside, rest = cut
         local = _local_layer(inside)
-        linear = local and _linearise(bound.relaxation, value, rest)
+        linear = local and linearise(bound.relaxation, value, rest)
         if linear is not None:
             return _local_scores(bound, linear, *local)
     return _gradient_scores(bound)
 
 
-def _dense_scores(bound, linear: Linearised) -> tf.Tensor:
+def dense_scores(bound, linear: Linearised) -> tf.Tensor:
+    """What each vertex adds to `linear.margins`: [batch, V, K - 1]."""
     width = bound.start.response.shape[-1]
     competitors = linear.upper.shape[1]
     clean = tf.reshape(linear.clean, [-1, 1, width])

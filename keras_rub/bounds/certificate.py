@@ -1,0 +1,121 @@
+"""What certification returns."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+
+@dataclasses.dataclass(frozen=True, repr=False, eq=False)
+class Certificate:
+    """Which predictions no attacker within the set can change.
+
+    Attributes:
+        margins: float array [n, K]. Upper bounds of the largest `z_k - z_y`
+            over the perturbation set, 0 at the label.
+        certified: boolean array [n]. True where every other margin is proved
+            negative: the label is predicted at each point of the set.
+        predicted: int array [n]. The class predicted for the clean input.
+        labels: int array [n]. The class that was certified.
+        rho: float, or array [n] of one radius a sample.
+        norm: 1, 2 or `"inf"`.
+        method: the method that was asked for.
+        decided_by: string array [n]. The part of the method that proved the
+            sample, `""` where none did.
+    """
+
+    margins: np.ndarray
+    certified: np.ndarray
+    predicted: np.ndarray
+    labels: np.ndarray
+    rho: float | np.ndarray
+    norm: int | str
+    method: str
+    decided_by: np.ndarray
+
+    @property
+    def clean_accuracy(self) -> float:
+        """Share of samples whose clean prediction is the label."""
+        return float(np.mean(self.predicted == self.labels))
+
+    @property
+    def certified_accuracy(self) -> float:
+        """Share of samples whose label is certified."""
+        return float(np.mean(self.certified))
+
+    def __len__(self) -> int:
+        return len(self.certified)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as plain numbers and lists, ready for JSON."""
+        return {
+            "method": self.method,
+            "norm": self.norm,
+            "rho": np.asarray(self.rho, "float64").tolist(),
+            "samples": len(self),
+            "clean_accuracy": self.clean_accuracy,
+            "certified_accuracy": self.certified_accuracy,
+            "labels": self.labels.tolist(),
+            "predicted": self.predicted.tolist(),
+            "certified": self.certified.tolist(),
+            "decided_by": self.decided_by.tolist(),
+            "margins": self.margins.tolist(),
+        }
+
+    def __repr__(self) -> str:
+        rho = np.asarray(self.rho)
+        radius = f"{rho:g}" if rho.ndim == 0 else "one a sample"
+        return (
+            f"Certificate(method={self.method!r}, norm={self.norm!r}, "
+            f"rho={radius}, samples={len(self)}, "
+            f"clean accuracy={self.clean_accuracy:.2%}, "
+            f"certified accuracy={self.certified_accuracy:.2%})"
+        )
+
+
+class CertificateTable(Sequence):
+    """Certificates of the same samples at several radii.
+
+    A sequence of `Certificate` in the order of the radii asked for; printed,
+    it is a table.
+    """
+
+    def __init__(self, certificates: Sequence[Certificate]):
+        self._certificates = tuple(certificates)
+
+    def __getitem__(self, index):
+        return self._certificates[index]
+
+    def __len__(self) -> int:
+        return len(self._certificates)
+
+    @property
+    def radii(self) -> list[float]:
+        """The radii asked for."""
+        return [float(certificate.rho) for certificate in self]
+
+    @property
+    def certified_accuracy(self) -> np.ndarray:
+        """Certified accuracy at each radius."""
+        return np.array([c.certified_accuracy for c in self])
+
+    def to_dict(self) -> dict[str, Any]:
+        """The certificates as plain numbers and lists, ready for JSON."""
+        return {"certificates": [c.to_dict() for c in self]}
+
+    def __repr__(self) -> str:
+        first = self[0]
+        lines = [
+            f"method={first.method!r}, norm={first.norm!r}, "
+            f"{len(first)} samples, clean accuracy "
+            f"{first.clean_accuracy:.2%}",
+            f"{'rho':>10s}  certified",
+        ]
+        lines += [
+            f"{certificate.rho:10g}  {certificate.certified_accuracy:9.2%}"
+            for certificate in self
+        ]
+        return "\n".join(lines)

@@ -1,0 +1,691 @@
+"""Certificates: which predictions no attacker within a set can change."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from keras_rub import checks
+from keras_rub.bounds import pruning, rounding
+from keras_rub.bounds.alpha import LineOptimiser
+from keras_rub.bounds.certificate import Certificate, CertificateTable
+from keras_rub.bounds.linear import LinearRelaxation
+from keras_rub.bounds.majorant import Classes, Relaxation
+from keras_rub.bounds.rub import VertexBound, VertexNetwork
+from keras_rub.progress import Progress
+from keras_rub.uncertainty import PerturbationSet, check_rho
+
+METHODS = ("auto", "rub", "alpha-rub", "crown", "coap")
+
+# Vertices that are tried first: most samples that can't be certified show it
+# at one of them.
+_QUICK = 8
+
+# A certified radius below this is returned as 0.
+_SMALLEST_RADIUS = 1e-9
+
+
+def certify(
+    model: keras.Model,
+    x: Any,
+    y: Any = None,
+    *,
+    rho: Any,
+    norm: int | str = 1,
+    method: str = "auto",
+    input_range: tuple[Any, Any] | None = None,
+    mask: Any = None,
+    weights: Any = None,
+    decide_only: bool = False,
+    batch_size: int = 64,
+    memory_budget: int = 2**26,
+    dtype: str = "float32",
+    verbose: int | str = "auto",
+) -> Certificate | CertificateTable:
+    """Says for each sample whether a perturbation can change its class.
+
+    A sample is certified when the bound of every margin `z_k - z_y` is
+    below 0 by more than an allowance for rounding: the machine epsilon times
+    the sum of the magnitudes of all terms that enter the margin. A tie or a
+    NaN is never certified. `dtype="float64"` makes the allowance, and the
+    rounding itself, about 1e9 times smaller.
+
+    | method | bound | norms |
+    | --- | --- | --- |
+    | `"rub"` | convex majorant at the vertices, the paper's slopes | 1 |
+    | `"alpha-rub"` | the same, slopes optimised where `"rub"` fails | 1 |
+    | `"crown"` | linear relaxation, lower slopes 0 or 1 | 1, 2, inf |
+    | `"coap"` | linear relaxation, parallel lines | 1, 2, inf |
+    | `"auto"` | the smallest of those that apply | 1, 2, inf |
+
+    Args:
+        model: a robust model, or any Sequential or Functional Keras
+            classifier that returns logits.
+        x: array [n, *features], or a `tf.data.Dataset` of batches `x` or
+            `(x, y)`.
+        y: class numbers [n] or one-hot rows [n, K], or `None`. The classes
+            to certify. Defaults to `None`: those of the data set, else the
+            model's own predictions.
+        rho: float; a list or tuple of radii, for a table; or an array [n],
+            one radius a sample. In the units of the model's input.
+        norm: 1, 2 or `"inf"`. Defaults to `1`.
+        method: see the table. Defaults to `"auto"`.
+        input_range: pair `(low, high)`, or `None`. The valid inputs, which an
+            attack can't leave. Defaults to `None`.
+        mask: boolean array that broadcasts to one input, or `None`. The
+            features that may change. Defaults to `None`, all of them.
+        weights: positive array that broadcasts to one input, or `None`. The
+            cost of moving each feature by one unit. Defaults to `None`.
+        decide_only: bool. Stop working on a sample as soon as its
+            certificate is decided. `certified` is the same and comes several
+            times faster; a margin is then any upper bound, infinite where a
+            vertex that breaks the bound was found. Defaults to `False`.
+        batch_size: int. Samples that are worked on together. Defaults to
+            `64`.
+        memory_budget: int. Bytes that one chunk of vertices may take.
+            Defaults to `2**26` (64 MiB).
+        dtype: `"float32"` or `"float64"`. Defaults to `"float32"`.
+        verbose: 0, 1 or `"auto"`, a progress bar for long runs only.
+            Defaults to `"auto"`.
+
+    Returns:
+        A `Certificate`, or a `CertificateTable` for a list of radii.
+
+    Example:
+    ```python
+    result = keras_rub.certify(model, x_test, y_test, rho=0.5)
+    print(result.certified_accuracy)
+    ```
+    """
+    engine = _engine(
+        model, norm, mask, weights, input_range, dtype, memory_budget
+    )
+    engine.check_method(method)
+    if isinstance(rho, (list, tuple)):
+        radii = [check_rho(radius) for radius in rho]
+        if not radii:
+            raise ValueError("`rho` must hold at least one radius.")
+    else:
+        radii = [_radius_or_radii(rho)]
+    parts = [[] for _ in radii]
+    with checks.clear_errors():
+        for batch, labels, where in _batches(engine, x, y, batch_size, verbose):
+            for radius, found in zip(radii, parts, strict=True):
+                found.append(
+                    engine.run(
+                        batch,
+                        labels,
+                        _of_batch(radius, where, engine.dtype),
+                        method,
+                        decide_only,
+                    )
+                )
+    certificates = [
+        Certificate(
+            **{
+                name: np.concatenate([part[name] for part in found])
+                for name in found[0]
+            },
+            rho=radius,
+            norm=engine.perturbations.norm,
+            method=method,
+        )
+        for radius, found in zip(radii, parts, strict=True)
+    ]
+    for radius, certificate in zip(radii, certificates, strict=True):
+        if np.ndim(radius) == 1 and len(radius) != len(certificate):
+            raise ValueError(
+                "`rho` must be a number or hold one radius a sample. "
+                f"Received: {len(radius)} radii for {len(certificate)} samples"
+            )
+    if isinstance(rho, (list, tuple)):
+        return CertificateTable(certificates)
+    return certificates[0]
+
+
+def certified_radius(
+    model: keras.Model,
+    x: Any,
+    y: Any = None,
+    *,
+    norm: int | str = 1,
+    method: str = "auto",
+    tolerance: float = 0.01,
+    max_radius: float = 1e3,
+    input_range: tuple[Any, Any] | None = None,
+    mask: Any = None,
+    weights: Any = None,
+    batch_size: int = 64,
+    memory_budget: int = 2**26,
+    dtype: str = "float32",
+    verbose: int | str = "auto",
+) -> np.ndarray:
+    """The largest radius, sample by sample, that can be certified.
+
+    Found by bisection. The vertices that broke the bound at one radius are
+    tried first at the next, and only samples whose radius is still open are
+    worked on.
+
+    Args:
+        model: as in `keras_rub.certify`.
+        x: array [n, *features], or a `tf.data.Dataset`.
+        y: class numbers [n] or one-hot rows [n, K], or `None`, the model's
+            own predictions. Defaults to `None`.
+        norm: 1, 2 or `"inf"`. Defaults to `1`.
+        method: as in `keras_rub.certify`. Defaults to `"auto"`.
+        tolerance: float. The radius returned is certified, and within this
+            fraction of one that is not. Defaults to `0.01`.
+        max_radius: float. Radii above it are returned as this. Defaults to
+            `1e3`.
+        input_range: as in `keras_rub.certify`.
+        mask: as in `keras_rub.certify`.
+        weights: as in `keras_rub.certify`.
+        batch_size: as in `keras_rub.certify`.
+        memory_budget: as in `keras_rub.certify`.
+        dtype: as in `keras_rub.certify`.
+        verbose: as in `keras_rub.certify`.
+
+    Returns:
+        Float array [n], 0 for a sample that is misclassified.
+    """
+    engine = _engine(
+        model, norm, mask, weights, input_range, dtype, memory_budget
+    )
+    engine.check_method(method)
+    if not 0.0 < tolerance < 1.0:
+        raise ValueError(
+            "`tolerance` must be above 0 and below 1. "
+            f"Received: `tolerance={tolerance!r}`"
+        )
+    if not check_rho(max_radius, "max_radius") > 0.0:
+        raise ValueError("`max_radius` must be above 0. Received: 0")
+    radii = []
+    with checks.clear_errors():
+        for batch, labels, _ in _batches(engine, x, y, batch_size, verbose):
+            radii.append(
+                engine.radius(batch, labels, method, tolerance, max_radius)
+            )
+    return np.concatenate(radii)
+
+
+class _Engine:
+    """Compiled bounds of one model and one perturbation set.
+
+    All functions take x [batch, *features], labels [batch] and rho [batch],
+    and return margins by competitor.
+    """
+
+    def __init__(
+        self,
+        base: keras.Model,
+        perturbations: PerturbationSet,
+        dtype: str,
+        memory_budget: int,
+    ):
+        # The program and the vertices do not depend on the norm.
+        vertices = PerturbationSet(
+            1, mask=perturbations.mask, weights=perturbations.weights
+        )
+        self.network = VertexNetwork.of(base, vertices)
+        self.perturbations = perturbations
+        perturbations.check_shape(tuple(base.inputs[0].shape[1:]))
+        self.dtype = tf.as_dtype(dtype)
+        self.memory_budget = memory_budget
+        shape = [None, *base.inputs[0].shape[1:]]
+        signature = [
+            tf.TensorSpec(shape, self.dtype),
+            tf.TensorSpec([None], tf.int32),
+            tf.TensorSpec([None], self.dtype),
+        ]
+
+        def compiled(function, *more):
+            return tf.function(function, input_signature=[*signature, *more])
+
+        self.logits = tf.function(self._logits, input_signature=[signature[0]])
+        self.allowance = compiled(self._allowance)
+        self.rub = compiled(self._rub)
+        self.quick = compiled(self._quick)
+        self.finish = compiled(
+            self._finish, tf.TensorSpec([None, None], self.dtype)
+        )
+        self.try_vertices = compiled(
+            self._try_vertices, tf.TensorSpec([None, None], tf.int32)
+        )
+        self.crown = compiled(lambda *data: self._linear(*data, "crown"))
+        self.coap = compiled(lambda *data: self._linear(*data, "coap"))
+        self.lower_line = LineOptimiser(self._bound)
+        self._check_memory(shape)
+
+    def _check_memory(self, shape):
+        x = tf.zeros([1, *shape[1:]], self.dtype)
+        bound = self._bound(x, tf.zeros([1], tf.int32), tf.zeros([1]))
+        if bound.row_bytes() > self.memory_budget:
+            raise ValueError(
+                "`memory_budget` is too small for one vertex of one sample, "
+                f"which takes about {bound.row_bytes()} bytes. "
+                f"Received: `memory_budget={self.memory_budget}`"
+            )
+
+    def check_method(self, method: str) -> None:
+        """Raises if the method is unknown or can't do the norm."""
+        if method not in METHODS:
+            raise ValueError(
+                f"`method` must be one of {METHODS}. "
+                f"Received: `method={method!r}`"
+            )
+        norm = self.perturbations.norm
+        if method in ("rub", "alpha-rub") and norm != 1:
+            raise ValueError(
+                f'Method "{method}" works for norm 1 only; use "crown", '
+                f'"coap" or "auto". Received: `norm={norm!r}`'
+            )
+
+    # Compiled parts -----------------------------------------------------------
+
+    def _bound(self, x, labels, rho, choices=None) -> VertexBound:
+        return VertexBound(
+            self.network,
+            x,
+            labels,
+            rho,
+            room=self.perturbations.room(x),
+            memory_budget=self.memory_budget,
+            choices=choices,
+        )
+
+    def _logits(self, x):
+        value = {0: x}
+        labels = tf.zeros(tf.shape(x)[:1], tf.int32)
+        classes = Classes(labels, self.network.num_classes)
+        value = Relaxation(self.network.program, x, classes).values
+        return value[self.network.program.output]
+
+    def _allowance(self, x, labels, rho):
+        classes = Classes(labels, self.network.num_classes)
+        relaxation = Relaxation(self.network.program, x, classes)
+        return rounding.allowance(relaxation, rho, self.perturbations)
+
+    def _rub(self, x, labels, rho):
+        worst = self._bound(x, labels, rho).worst_case("all")
+        return worst.margins, worst.vertices[..., 0]
+
+    def _try_vertices(self, x, labels, rho, vertices):
+        return self._bound(x, labels, rho).worst_case(vertices).margins
+
+    def _linear(self, x, labels, rho, kind):
+        relaxation = LinearRelaxation(
+            self.network.program, x, rho, self.perturbations, kind
+        )
+        return relaxation.margins(Classes(labels, self.network.num_classes))
+
+    def decide_rub(self, x, labels, rho) -> tuple[np.ndarray, np.ndarray]:
+        """Margins that decide as `rub` would, by less work.
+
+        Returns:
+            Upper bounds [batch, K - 1], infinite for a sample with a vertex
+            that breaks them, and the worst vertices known [batch, K - 1].
+        """
+        allowance = self.allowance(x, labels, rho).numpy()
+        margins, vertices = (t.numpy() for t in self.quick(x, labels, rho))
+        open_ = np.flatnonzero((margins < -allowance).all(axis=-1))
+        margins[:] = np.inf
+        if len(open_):
+            found = self.finish(
+                x[open_], labels[open_], rho[open_], allowance[open_]
+            )
+            margins[open_], vertices[open_] = (t.numpy() for t in found)
+        return margins, vertices
+
+    def _quick(self, x, labels, rho):
+        worst = self._bound(x, labels, rho).worst_case(_QUICK)
+        return worst.margins, worst.vertices[..., 0]
+
+    def _finish(self, x, labels, rho, allowance):
+        """Bounds of samples that no quick look decided."""
+        bound = self._bound(x, labels, rho)
+        if bound.room is not None or not pruning.can_prune(bound):
+            worst = bound.worst_case("all")
+            return worst.margins, worst.vertices[..., 0]
+        upper = pruning.upper_margins(bound)
+        risky = tf.reduce_any(upper >= -allowance[:, None], axis=-1)
+        pairs = tf.cast(tf.where(risky), tf.int32)
+        values = self._at_pairs(bound, pairs)
+        count = tf.shape(bound.x)[0]
+        exact = tf.math.unsorted_segment_max(values, pairs[:, 0], count)
+        lowest = tf.cast(self.dtype.min, self.dtype)
+        harmless = tf.reduce_max(
+            tf.where(risky[..., None], lowest, upper), axis=1
+        )
+        clean = bound.relaxation.clean_margins
+        margins = tf.maximum(tf.maximum(exact, harmless), clean)
+        worst = tf.argmax(upper, axis=1, output_type=tf.int32)
+        return margins, worst
+
+    def _at_pairs(self, bound, pairs):
+        """Exact values [P, K - 1] at pairs [P, 2] of sample and vertex."""
+        rows = tf.constant(max(self.memory_budget // bound.row_bytes(), 1))
+        total = tf.shape(pairs)[0]
+        width = bound.relaxation.constant.shape[-1]
+        parts = tf.TensorArray(
+            self.dtype, size=0, dynamic_size=True, infer_shape=False
+        )
+
+        def step(first, parts):
+            last = tf.minimum(first + rows, total)
+            some = pairs[first:last]
+            values = bound.take(some[:, 0]).at(some[:, 1:])[:, 0]
+            return last, parts.write(parts.size(), values)
+
+        # One row that changes nothing, so that there is always a part.
+        parts = parts.write(0, tf.zeros([0, width], self.dtype))
+        _, parts = tf.while_loop(
+            lambda first, parts: first < total,
+            step,
+            (tf.constant(0), parts),
+            parallel_iterations=1,
+        )
+        values = parts.concat()
+        values = tf.where(tf.math.is_nan(values), self.dtype.max, values)
+        return tf.ensure_shape(values, [None, width])
+
+    # One batch ----------------------------------------------------------------
+
+    def run(self, x, labels, rho, method, decide_only) -> dict[str, Any]:
+        """All arrays of a `Certificate` for one batch."""
+        logits = self.logits(x).numpy()
+        predicted = logits.argmax(axis=-1)
+        predicted[~np.isfinite(logits).all(axis=-1)] = -1
+        allowance = self.allowance(x, labels, rho).numpy()
+        state = _State(allowance)
+        correct = predicted == labels
+        for name in self._stages(method):
+            self._run_stage(name, state, x, labels, rho, correct, decide_only)
+        classes = Classes(tf.constant(labels), self.network.num_classes)
+        certified = state.certified & correct
+        return {
+            "margins": classes.to_classes(tf.constant(state.margins)).numpy(),
+            "certified": certified,
+            "predicted": predicted,
+            "labels": np.asarray(labels),
+            "decided_by": np.where(certified, state.decided_by, ""),
+        }
+
+    def _stages(self, method: str) -> tuple[str, ...]:
+        if method == "alpha-rub":
+            return ("rub", "alpha-rub")
+        if method != "auto":
+            return (method,)
+        if self.perturbations.norm == 1:
+            return ("rub", "crown", "alpha-rub")
+        return ("crown", "coap")
+
+    def _run_stage(
+        self, name, state, x, labels, rho, correct, decide_only
+    ) -> None:
+        if name == "alpha-rub":
+            # Only samples that nothing before has decided, or, for margins
+            # that are comparable between methods, that "rub" has not.
+            done = state.certified if decide_only else state.rub_certified
+            self._run_alpha(state, x, labels, rho, correct & ~done)
+            return
+        active = np.arange(len(labels))
+        if decide_only:
+            active = np.flatnonzero(correct & ~state.certified)
+        if not len(active):
+            return
+        data = (x[active], labels[active], rho[active])
+        if name == "rub":
+            function = self.decide_rub if decide_only else self.rub
+            margins, _ = function(*data)
+        else:
+            margins = {"crown": self.crown, "coap": self.coap}[name](*data)
+        state.lower(active, np.asarray(margins), name)
+        if name == "rub":
+            state.rub_certified = state.certified.copy()
+
+    def _run_alpha(self, state, x, labels, rho, wanted) -> None:
+        # Which margins are open is not known where "rub" stopped early.
+        unknown = np.flatnonzero(wanted & np.isinf(state.margins).any(axis=-1))
+        if len(unknown):
+            margins, _ = self.rub(x[unknown], labels[unknown], rho[unknown])
+            state.lower(unknown, margins.numpy(), "rub")
+        rows, columns = np.nonzero(
+            wanted[:, None] & ~(state.margins < -state.allowance)
+        )
+        # As many pairs at once as there are samples in a batch.
+        for first in range(0, len(rows), len(labels)):
+            some = slice(first, first + len(labels))
+            found = self.lower_line(
+                tf.constant(x[rows[some]]),
+                tf.constant(labels[rows[some]]),
+                tf.constant(rho[rows[some]]),
+                tf.constant(columns[some].astype("int32")),
+            )
+            state.lower_pairs(
+                rows[some], columns[some], found.numpy(), "alpha-rub"
+            )
+
+    def radius(self, x, labels, method, tolerance, max_radius) -> np.ndarray:
+        """The certified radii [batch] of one batch, by bisection."""
+        count = len(labels)
+        low, high = np.zeros(count), np.full(count, np.inf)
+        correct = self.run(x, labels, _full(0.0, x), method, True)["certified"]
+        guess = np.full(count, min(1.0, max_radius))
+        witnesses = np.zeros((count, 1), "int32")
+        open_ = np.flatnonzero(correct)
+        while len(open_):
+            rho = guess[open_].astype(x.dtype)
+            certified, found = self._certified(
+                x[open_], labels[open_], rho, method, witnesses[open_]
+            )
+            witnesses = _remember(witnesses, open_, found)
+            low[open_[certified]] = guess[open_[certified]]
+            high[open_[~certified]] = guess[open_[~certified]]
+            guess = _next_guess(low, high, max_radius)
+            finished = np.where(
+                np.isfinite(high),
+                (high - low <= tolerance * high) | (high < _SMALLEST_RADIUS),
+                low >= max_radius,
+            )
+            open_ = np.flatnonzero(correct & ~finished)
+        return low
+
+    def _certified(self, x, labels, rho, method, witnesses):
+        """Whether each sample is certified, and vertices that broke it."""
+        count = len(labels)
+        result, found = np.zeros(count, bool), witnesses
+        todo = np.arange(count)
+        if method == "rub":
+            allowance = self.allowance(x, labels, rho).numpy()
+            tried = self.try_vertices(x, labels, rho, witnesses).numpy()
+            broken = (tried >= -allowance).any(axis=-1)
+            todo = np.flatnonzero(~broken)
+            if not len(todo):
+                return result, found
+            data = (x[todo], labels[todo], rho[todo])
+            margins, vertices = self.decide_rub(*data)
+            result[todo] = (margins < -allowance[todo]).all(axis=-1)
+            found = np.repeat(witnesses[:, :1], vertices.shape[1], axis=1)
+            found[todo] = vertices
+            return result, found
+        run = self.run(x, labels, rho, method, True)
+        return run["certified"], found
+
+
+class _State:
+    """Margins of a batch while methods lower them one after another."""
+
+    def __init__(self, allowance: np.ndarray):
+        self.allowance = allowance
+        self.margins = np.full_like(allowance, np.inf)
+        self.decided_by = np.full(len(allowance), "", dtype="<U9")
+        self.rub_certified = np.zeros(len(allowance), bool)
+
+    @property
+    def certified(self) -> np.ndarray:
+        # A comparison with NaN is false: NaN certifies nothing.
+        return (self.margins < -self.allowance).all(axis=-1)
+
+    def lower(self, rows, margins, name) -> None:
+        before = self.certified
+        margins = np.where(np.isnan(margins), np.inf, margins)
+        self.margins[rows] = np.minimum(self.margins[rows], margins)
+        self.decided_by[self.certified & ~before] = name
+
+    def lower_pairs(self, rows, columns, margins, name) -> None:
+        before = self.certified
+        margins = np.where(np.isnan(margins), np.inf, margins)
+        self.margins[rows, columns] = np.minimum(
+            self.margins[rows, columns], margins
+        )
+        self.decided_by[self.certified & ~before] = name
+
+
+def _next_guess(low, high, max_radius) -> np.ndarray:
+    """Doubles until a radius fails, then halves the bracket."""
+    ceiling = np.where(np.isfinite(high), high, 0.0)
+    # Nothing certified yet: the radius may be many times smaller.
+    inside = np.where(low > 0, 0.5 * (low + ceiling), ceiling / 8.0)
+    return np.where(
+        np.isfinite(high), inside, np.minimum(2.0 * low, max_radius)
+    )
+
+
+def _full(value, x) -> np.ndarray:
+    return np.full(len(x), value, x.dtype)
+
+
+def _remember(witnesses, rows, found) -> np.ndarray:
+    if found.shape[1] != witnesses.shape[1]:
+        witnesses = np.repeat(witnesses[:, :1], found.shape[1], axis=1)
+    witnesses[rows] = found
+    return witnesses
+
+
+# Arguments --------------------------------------------------------------------
+
+
+def _engine(
+    model, norm, mask, weights, input_range, dtype, memory_budget
+) -> _Engine:
+    """The engine of these settings; made once for each model."""
+    if dtype not in ("float32", "float64"):
+        raise ValueError(
+            '`dtype` must be "float32" or "float64". '
+            f"Received: `dtype={dtype!r}`"
+        )
+    if not isinstance(model, keras.Model):
+        raise TypeError(
+            "`model` must be a robust model or a keras.Model. "
+            f"Received: {type(model).__name__}"
+        )
+    base = model
+    if isinstance(getattr(model, "perturbations", None), PerturbationSet):
+        base = model.base
+    if not base.built:
+        raise ValueError(
+            f"Model {base.name!r} is not built yet: train it, or call it once."
+        )
+    perturbations = PerturbationSet(
+        norm, mask=mask, weights=weights, input_range=input_range
+    )
+    key = (repr(perturbations.get_config()), dtype, int(memory_budget))
+    # Kept with the model, past Keras's tracking, so that it lives as long.
+    engines = base.__dict__.setdefault("_keras_rub_engines", {})
+    if key not in engines:
+        engines[key] = _Engine(base, perturbations, dtype, int(memory_budget))
+    return engines[key]
+
+
+def _radius_or_radii(rho) -> float | np.ndarray:
+    array = np.asarray(rho)
+    if array.ndim == 0:
+        return check_rho(rho)
+    if array.ndim != 1 or not np.all(np.isfinite(array) & (array >= 0)):
+        raise ValueError(
+            "`rho` must be a finite number of at least 0, a list of radii, or "
+            "an array of one radius a sample. Received: an array of shape "
+            f"{array.shape}"
+        )
+    return array.astype("float64")
+
+
+def _of_batch(radius, where: slice, dtype) -> np.ndarray:
+    """The radii of one batch, one a sample."""
+    count = where.stop - where.start
+    part = radius if np.ndim(radius) == 0 else radius[where]
+    if np.ndim(part) == 1 and len(part) != count:
+        raise ValueError(
+            "`rho` must be a number or hold one radius a sample. "
+            f"Received: {len(radius)} radii for at least {where.stop} samples"
+        )
+    return np.broadcast_to(part, [count]).astype(dtype.as_numpy_dtype)
+
+
+def _batches(
+    engine: _Engine, x, y, batch_size: int, verbose
+) -> Iterator[tuple[np.ndarray, np.ndarray, slice]]:
+    """Checked batches of inputs and labels, with a progress bar."""
+    if batch_size < 1:
+        raise ValueError(
+            "`batch_size` must be at least 1. "
+            f"Received: `batch_size={batch_size}`"
+        )
+    if isinstance(x, tf.data.Dataset):
+        if y is not None:
+            raise ValueError(
+                "`y` must be None when `x` is a tf.data.Dataset, which holds "
+                "its own labels."
+            )
+        source, total = _from_dataset(x, batch_size), None
+    else:
+        x = np.asarray(x)
+        if y is not None and len(np.asarray(y)) != len(x):
+            raise ValueError(
+                "`x` and `y` must have the same length. "
+                f"Received: {len(x)} and {len(np.asarray(y))}"
+            )
+        source, total = _from_arrays(x, y, batch_size), len(x)
+    expected = engine.logits.input_signature[0].shape[1:]
+    progress = Progress(total, verbose)
+    done = 0
+    for some_x, some_y in source:
+        if some_x.shape[1:] != tuple(expected):
+            raise ValueError(
+                f"`x` must have the shape [n, {', '.join(map(str, expected))}]"
+                f". Received: shape {some_x.shape}"
+            )
+        some_x = some_x.astype(engine.dtype.as_numpy_dtype)
+        checks.require_finite(tf.constant(some_x))
+        checks.require_in_range(
+            tf.constant(some_x), engine.perturbations.input_range
+        )
+        if some_y is None:
+            labels = engine.logits(some_x).numpy().argmax(axis=-1)
+        else:
+            labels = checks.class_labels(
+                some_y, engine.network.num_classes
+            ).numpy()
+        yield some_x, labels.astype("int32"), slice(done, done + len(some_x))
+        done += len(some_x)
+        progress.update(done)
+    if not done:
+        raise ValueError("`x` must hold at least one sample. Received: none")
+
+
+def _from_arrays(x, y, batch_size):
+    for first in range(0, len(x), batch_size):
+        some = slice(first, first + batch_size)
+        yield x[some], None if y is None else np.asarray(y)[some]
+
+
+def _from_dataset(dataset, batch_size):
+    for element in dataset:
+        pair = element if isinstance(element, (tuple, list)) else (element,)
+        x = np.asarray(pair[0])
+        y = np.asarray(pair[1]) if len(pair) > 1 else None
+        yield from _from_arrays(x, y, batch_size)

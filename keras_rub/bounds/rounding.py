@@ -1,0 +1,48 @@
+"""How much of a margin floating point may hide.
+
+A computed bound differs from the true one by rounding. The allowance is the
+machine epsilon times the sum of the magnitudes of all terms that enter the
+margin, over the whole perturbation set. On trained MNIST networks the error
+that was seen, float32 against float64, is about a hundredth of it.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import tensorflow as tf
+
+from keras_rub.bounds import screening
+from keras_rub.bounds.majorant import Relaxation
+from keras_rub.uncertainty import PerturbationSet
+
+
+def allowance(
+    relaxation: Relaxation, rho: tf.Tensor, perturbations: PerturbationSet
+) -> tf.Tensor:
+    """What a margin must be below 0 by, to be called negative.
+
+    Args:
+        relaxation: the network, made ready for a batch.
+        rho: tensor [batch]. The radii.
+        perturbations: `PerturbationSet`.
+
+    Returns:
+        Tensor [batch, K - 1].
+    """
+    x = relaxation.values[0]
+    shape = tuple(x.shape[1:])
+    start = screening.first_layer(relaxation)
+    if start is None:
+        size = tf.TensorShape(shape).num_elements()
+        ones = tf.ones([1, size], x.dtype)
+        moves = perturbations.scale_gradient(ones, shape)
+        index, clean = 0, x
+    else:
+        rows = tf.transpose(start.response)
+        moves = perturbations.dual_norm(
+            perturbations.scale_gradient(rows, shape)
+        )[None]
+        index, clean = start.value, start.clean
+    reach = tf.reshape(rho[:, None] * moves, tf.shape(clean))
+    epsilon = float(np.finfo(x.dtype.as_numpy_dtype).eps)
+    return epsilon * relaxation.rounding({index: reach})

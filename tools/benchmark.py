@@ -1,0 +1,342 @@
+"""Measures training steps and memory as ratios, in one run.
+
+    python tools/benchmark.py --out docs/results/benchmark.json
+
+Every time is the median over rounds in which all cases of a group take turns,
+so that a busy machine slows them alike. Memory is the peak of a process of its
+own that takes a few steps, less that of one that takes nominal ones.
+"""
+
+import json
+import os
+import pathlib
+import resource
+import subprocess
+import sys
+import time
+
+import keras
+import numpy as np
+import tensorflow as tf
+from absl import app, flags
+from sklearn.datasets import load_digits
+
+import keras_rub
+from keras_rub import models
+
+_OUT = flags.DEFINE_string(
+    "out", "out/benchmark.json", "Where to write the figures, as JSON."
+)
+_ROUNDS = flags.DEFINE_integer(
+    "rounds", 7, "How many times each case is measured.", lower_bound=1
+)
+_GROUPS = flags.DEFINE_list(
+    "groups",
+    ["mnist", "uci", "cnn", "memory", "screening"],
+    "Which groups of cases to run.",
+)
+_MEMORY_CASE = flags.DEFINE_string(
+    "memory_case", None, "Internal: take a few steps and print peak memory."
+)
+
+_LOSS = "sparse_categorical_crossentropy"
+
+
+def plain_rub_margins(base, x, y, rho):
+    """The paper's formula as it is written: what RUBModel is compared with.
+
+    Four products a layer, every vertex at once, gradients through all of it.
+    """
+    dense = [layer for layer in base.layers if layer.weights]
+    slopes, value = [], x
+    for layer in dense[:-1]:
+        value = layer(value)
+        slopes.append(tf.cast(value > 0, x.dtype)[:, None])
+    first, last = dense[0], dense[-1]
+    batch, classes = x.shape[0], last.units
+    differences = (
+        tf.eye(classes)[None] - tf.one_hot(y, classes)[:, None]
+    )  # [batch, K, K]
+    bounds = []
+    for radius in (rho, -rho):
+        moved = radius * first.kernel[None] + (
+            x @ first.kernel + first.bias
+        )[:, None]  # fmt: skip
+        up, down = moved, -moved
+        for layer, slope in zip(dense[1:-1], slopes, strict=False):
+            plus, minus = tf.nn.relu(layer.kernel), tf.nn.relu(-layer.kernel)
+            width = layer.kernel.shape[0]
+            upper = tf.reshape(tf.nn.relu(up), [-1, width])
+            lower = tf.reshape(down * slope, [-1, width])
+            up = upper @ plus + lower @ minus + layer.bias
+            down = upper @ minus + lower @ plus - layer.bias
+            up = tf.reshape(up, [batch, -1, layer.units])
+            down = tf.reshape(down, [batch, -1, layer.units])
+        rows = tf.einsum("bkj,hj->bkh", differences, last.kernel)
+        bounds.append(
+            tf.matmul(tf.nn.relu(up), tf.nn.relu(rows), transpose_b=True)
+            + tf.matmul(down * slopes[-1], tf.nn.relu(-rows), transpose_b=True)
+            + tf.einsum("bkj,j->bk", differences, last.bias)[:, None]
+        )
+    return tf.reduce_max(tf.concat(bounds, axis=1), axis=1)
+
+
+class PlainRUBModel(keras_rub.defenses.robust_model.MarginModel):
+    """RUB by the plain formula, all else equal."""
+
+    def __init__(self, base, rho):
+        super().__init__(base, rho, perturbations=keras_rub.PerturbationSet(1))
+        self.setup()
+
+    def robust_outputs(self, x, labels, rho, found):
+        return plain_rub_margins(self.base, x, labels, rho)
+
+
+def batch_of(size, shape, classes, seed=0):
+    """Random inputs in [0, 1] and labels; a step costs the same on any."""
+    rng = np.random.default_rng(seed)
+    return (
+        tf.constant(rng.random((size, *shape)), tf.float32),
+        tf.constant(rng.integers(0, classes, size), tf.int32),
+    )
+
+
+def step_of(model, data):
+    """One compiled training step on fixed data, as a function."""
+    model.compile(
+        keras.optimizers.Adam(1e-4),
+        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+    )
+    model.optimizer.build(model.trainable_variables)
+    function = tf.function(model.train_step)
+    return lambda: function(data)
+
+
+def measure(cases, rounds, steps):
+    """Median milliseconds a step for each case, the cases taking turns."""
+    for step in cases.values():
+        step()
+        step()
+    times = {name: [] for name in cases}
+    for _ in range(rounds):
+        for name, step in cases.items():
+            start = time.perf_counter()
+            for _ in range(steps[name]):
+                logs = step()
+            float(logs["loss"])
+            times[name].append(
+                (time.perf_counter() - start) / steps[name] * 1e3
+            )
+    return {name: float(np.median(values)) for name, values in times.items()}
+
+
+def mnist_models():
+    """The cases of the 784-200-200-200-10 network."""
+
+    def base():
+        return models.mlp((784,), 10)
+
+    return {
+        "nominal": base,
+        "rub, plain formula": lambda: PlainRUBModel(base(), rho=1.0),
+        "rub, all vertices": lambda: keras_rub.RUBModel(
+            base(), rho=1.0, vertices="all"
+        ),
+        "rub, 16 screened (default)": lambda: keras_rub.RUBModel(
+            base(), rho=1.0
+        ),
+        "arub-inf": lambda: keras_rub.ARUBModel(base(), rho=0.1),
+        "arub-1": lambda: keras_rub.ARUBModel(base(), rho=1.0, norm=1),
+    }
+
+
+def run_steps(title, makers, data, rounds, slow=()):
+    """Measures a group and prints it; returns its figures."""
+    cases = {name: step_of(make(), data) for name, make in makers.items()}
+    steps = {name: 1 if name in slow else 10 for name in cases}
+    times = measure(cases, rounds, steps)
+    plain = times.get("rub, plain formula")
+    print(f"\n{title}")
+    print(f"{'case':30s} {'ms/step':>9s} {'x nominal':>10s} {'x plain':>9s}")
+    rows = {}
+    for name, value in times.items():
+        rows[name] = {
+            "ms": round(value, 3),
+            "times_nominal": round(value / times["nominal"], 2),
+        }
+        faster = ""
+        if plain is not None and name.startswith("rub"):
+            rows[name]["faster_than_plain"] = round(plain / value, 2)
+            faster = f"{plain / value:8.1f}x"
+        print(
+            f"{name:30s} {value:9.2f} {value / times['nominal']:10.1f} "
+            f"{faster:>9s}"
+        )
+    return rows
+
+
+# Memory ----------------------------------------------------------------------
+
+_MEMORY_CASES = {
+    "nominal, 784 inputs": (784, lambda base: base),
+    "rub, plain formula, 784 inputs": (
+        784,
+        lambda base: PlainRUBModel(base, rho=1.0),
+    ),
+    **{
+        f"rub, {name}, {inputs} inputs": (
+            inputs,
+            lambda base, vertices=vertices: keras_rub.RUBModel(
+                base, rho=1.0, vertices=vertices
+            ),
+        )
+        for inputs in (784, 3072)
+        for name, vertices in (("all vertices", "all"), ("screened", 16))
+    },
+    "nominal, 3072 inputs": (3072, lambda base: base),
+}
+
+
+def print_peak_memory(name):
+    """Takes three steps and prints this process's peak, in MB."""
+    inputs, wrap = _MEMORY_CASES[name]
+    model = wrap(models.mlp((inputs,), 10))
+    step = step_of(model, batch_of(32, (inputs,), 10))
+    for _ in range(3):
+        step()
+    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+
+
+def run_memory():
+    """Peak memory of each case in a process of its own."""
+    peaks = {}
+    for name in _MEMORY_CASES:
+        command = [sys.executable, __file__, f"--memory_case={name}"]
+        output = subprocess.run(
+            command, check=True, capture_output=True, text=True
+        ).stdout
+        peaks[name] = float(output.strip().splitlines()[-1])
+    print("\nPeak memory, batch 32, hidden layers 3x200")
+    print(f"{'case':38s} {'MB':>8s} {'above nominal':>14s}")
+    rows = {}
+    for name, peak in peaks.items():
+        inputs = name.split(", ")[-1]
+        extra = peak - peaks[f"nominal, {inputs}"]
+        rows[name] = {"peak_mb": round(peak), "extra_mb": round(extra)}
+        print(f"{name:38s} {peak:8.0f} {extra:14.0f}")
+    return rows
+
+
+# Screening -------------------------------------------------------------------
+
+
+def run_screening():
+    """Loss with 16 screened vertices against all, on a RUB-trained net."""
+    digits = load_digits()
+    images = np.kron(digits.images / 16.0, np.ones((3, 3)))
+    images = np.pad(images, [(0, 0), (2, 2), (2, 2)])
+    x = images.reshape(len(images), -1).astype("float32")
+    y = digits.target.astype("int32")
+    keras.utils.set_random_seed(0)
+    base = models.mlp((784,), 10)
+    model = keras_rub.RUBModel(base, rho=2.8)
+    model.compile(keras.optimizers.Adam(1e-3), _LOSS)
+    model.fit(
+        x,
+        y,
+        epochs=12,
+        batch_size=64,
+        verbose=0,
+        callbacks=[keras_rub.callbacks.RhoSchedule(epochs=6)],
+    )
+    rows = {}
+    print("\nScreened loss against the exact one, net trained with RUB")
+    print(f"{'rho':>5s} {'exact':>10s} {'screened':>10s} {'gap':>9s}")
+    for rho in (0.28, 1.0, 2.8):
+        losses = {}
+        for vertices in ("all", 16):
+            other = keras_rub.RUBModel(base, rho=rho, vertices=vertices)
+            other.compile("sgd", _LOSS)
+            losses[vertices] = other.evaluate(
+                x[:512], y[:512], verbose=0, return_dict=True
+            )["loss"]
+        gap = 1.0 - losses[16] / losses["all"]
+        rows[str(rho)] = {
+            "exact": losses["all"],
+            "screened": losses[16],
+            "relative_gap": gap,
+        }
+        print(f"{rho:5.2f} {losses['all']:10.5f} {losses[16]:10.5f} {gap:9.1e}")
+    return rows
+
+
+def main(argv):
+    del argv
+    if _MEMORY_CASE.value:
+        print_peak_memory(_MEMORY_CASE.value)
+        return
+    keras.utils.set_random_seed(0)
+    rounds = _ROUNDS.value
+    groups = {
+        "memory": run_memory,
+        "mnist": lambda: run_steps(
+            "784 inputs, 3x200, 10 classes, batch 32",
+            mnist_models(),
+            batch_of(32, (784,), 10),
+            rounds,
+            slow=("rub, plain formula", "rub, all vertices"),
+        ),
+        "uci": lambda: run_steps(
+            "33 inputs, 3x200, 2 classes, batch 256",
+            {
+                "nominal": lambda: models.mlp((33,), 2),
+                "arub-inf": lambda: keras_rub.ARUBModel(models.mlp((33,), 2)),
+                "rub, all vertices": lambda: keras_rub.RUBModel(
+                    models.mlp((33,), 2), vertices="all"
+                ),
+                "rub, 16 screened (default)": lambda: keras_rub.RUBModel(
+                    models.mlp((33,), 2)
+                ),
+            },
+            batch_of(256, (33,), 2),
+            rounds,
+        ),
+        "cnn": lambda: run_steps(
+            "the paper's CNN, 28x28x1, 10 classes, batch 32",
+            {
+                "nominal": lambda: models.cnn((28, 28, 1), 10),
+                "arub-inf": lambda: keras_rub.ARUBModel(
+                    models.cnn((28, 28, 1), 10)
+                ),
+                "rub, 16 screened (default)": lambda: keras_rub.RUBModel(
+                    models.cnn((28, 28, 1), 10), rho=1.0
+                ),
+            },
+            batch_of(32, (28, 28, 1), 10),
+            min(rounds, 3),
+            slow=("arub-inf", "rub, 16 screened (default)"),
+        ),
+        "screening": run_screening,
+    }
+    unknown = set(_GROUPS.value) - set(groups)
+    if unknown:
+        raise app.UsageError(
+            f"--groups knows {sorted(groups)}. Received: {sorted(unknown)}"
+        )
+    results = {
+        "versions": {"tensorflow": tf.__version__, "keras": keras.__version__},
+        "cores": os.cpu_count(),
+    }
+    for name, run in groups.items():
+        if name in _GROUPS.value:
+            results[name] = run()
+    path = pathlib.Path(_OUT.value)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_suffix(".partial")
+    partial.write_text(json.dumps(results, indent=2) + "\n")
+    partial.replace(path)
+    print(f"\nwritten to {path}")
+
+
+if __name__ == "__main__":
+    app.run(main)
