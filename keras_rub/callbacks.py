@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import keras
 
+from keras_rub.bounds.certify import certify
 from keras_rub.uncertainty import check_rho
 
 _SHAPES = {
@@ -88,3 +91,50 @@ class RhoSchedule(keras.callbacks.Callback):
 
     def on_epoch_begin(self, epoch, logs=None):
         setattr(self.model, self.parameter, self.value(epoch))
+
+
+class Certify(keras.callbacks.Callback):
+    """Certifies some samples every few epochs and logs the result.
+
+    The share of certified samples is added to the logs of the epoch as
+    `certified_<rho>`, where callbacks that come later in the list
+    (`EarlyStopping`, `ModelCheckpoint`, `TensorBoard`) and the history find it.
+
+    Args:
+        x: array [n, *features].
+        y: class numbers [n] or one-hot rows [n, K].
+        rho: float, or a list of radii.
+        every: int. Certify after each `every`-th epoch. Defaults to `1`.
+        **kwargs: other arguments of `keras_rub.certify`, such as `norm` and
+            `method`.
+
+    Example:
+    ```python
+    look = keras_rub.callbacks.Certify(x_val, y_val, rho=[0.5, 1.0], every=5)
+    model.fit(x, y, epochs=20, callbacks=[look])
+    ```
+    """
+
+    def __init__(self, x: Any, y: Any, rho: Any, every: int = 1, **kwargs):
+        super().__init__()
+        if every < 1:
+            raise ValueError(
+                f"`every` must be at least 1. Received: `every={every}`"
+            )
+        self.x, self.y = x, y
+        self.radii = [
+            check_rho(radius)
+            for radius in (rho if isinstance(rho, (list, tuple)) else [rho])
+        ]
+        self.every = every
+        self.settings = {"decide_only": True, "verbose": 0, **kwargs}
+
+    def on_epoch_end(self, epoch, logs=None):
+        if (epoch + 1) % self.every or logs is None:
+            return
+        table = certify(
+            self.model, self.x, self.y, rho=self.radii, **self.settings
+        )
+        for certificate in table:
+            name = f"certified_{certificate.rho:g}"
+            logs[name] = certificate.certified_accuracy

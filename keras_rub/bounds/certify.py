@@ -212,6 +212,39 @@ def certified_radius(
     return np.concatenate(radii)
 
 
+def in_graph_certified(
+    base: keras.Model,
+    x: tf.Tensor,
+    labels: tf.Tensor,
+    rho: float,
+    norm: int | str,
+    method: str,
+) -> tf.Tensor:
+    """Which samples of a batch are certified, as part of a traced step.
+
+    Args:
+        base: built Sequential or Functional model that returns logits.
+        x: float32 tensor [batch, *features].
+        labels: int tensor [batch].
+        rho: float. The radius.
+        norm: 1, 2 or `"inf"`.
+        method: `"rub"`, `"crown"` or `"coap"`.
+
+    Returns:
+        Boolean tensor [batch].
+    """
+    engine = _engine(base, norm, None, None, None, "float32", 2**26)
+    engine.check_method(method)
+    radii = tf.fill(tf.shape(labels), tf.constant(rho, tf.float32))
+    if method == "rub":
+        margins, _ = engine.rub(x, labels, radii)
+    else:
+        margins = engine.crown if method == "crown" else engine.coap
+        margins = margins(x, labels, radii)
+    allowance = engine.allowance(x, labels, radii)
+    return tf.reduce_all(margins < -allowance, axis=-1)
+
+
 class _Engine:
     """Compiled bounds of one model and one perturbation set.
 

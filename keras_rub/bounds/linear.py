@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from keras_rub.bounds.majorant import Classes
+from keras_rub.bounds.majorant import Classes, first_maximum
 from keras_rub.bounds.program import Affine, Convex, Operation, Program
 from keras_rub.uncertainty import PerturbationSet
 
@@ -318,9 +318,7 @@ def max_lines(operation: Operation, interval: Interval) -> Lines:
     """
     axis = operation.axis
     low, high = interval
-    winner = tf.one_hot(
-        tf.argmax(low, axis=axis), low.shape[axis], axis=axis, dtype=low.dtype
-    )
+    winner = first_maximum(low, axis)
     lowest = tf.reduce_max(low, axis=axis)
     others = tf.reduce_max(
         tf.where(winner > 0, tf.cast(high.dtype.min, high.dtype), high),

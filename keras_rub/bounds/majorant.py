@@ -139,11 +139,8 @@ class Relaxation:
             else:
                 value = tf.reduce_max(*inputs, axis=operation.axis)
                 # The one position that attains the maximum (the first one).
-                choices[operation.output] = tf.one_hot(
-                    tf.argmax(*inputs, axis=operation.axis),
-                    inputs[0].shape[operation.axis],
-                    axis=operation.axis,
-                    dtype=value.dtype,
+                choices[operation.output] = first_maximum(
+                    inputs[0], operation.axis
                 )
             values[operation.output] = value
         return values, choices
@@ -336,6 +333,16 @@ def _for_each_point(function, points, per_sample, copies):
     grouped = tf.reshape(points, tf.concat([[-1, copies], shape[1:]], axis=0))
     result = tf.reshape(function(grouped, per_sample[:, None]), shape)
     return tf.ensure_shape(result, [None, *points.shape[1:]])
+
+
+def first_maximum(tensor: tf.Tensor, axis: int) -> tf.Tensor:
+    """1 at the first place along `axis` that attains the maximum, else 0."""
+    return tf.one_hot(
+        tf.argmax(tensor, axis=axis),
+        tensor.shape[axis],
+        axis=axis % len(tensor.shape),
+        dtype=tensor.dtype,
+    )
 
 
 def _features(tensor: tf.Tensor) -> int:

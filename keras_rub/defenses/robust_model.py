@@ -11,6 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_rub import checks
+from keras_rub.metrics import CertifiedAccuracy
 from keras_rub.uncertainty import PerturbationSet, check_rho
 
 _LOGGER = logging.getLogger("keras_rub")
@@ -172,6 +173,14 @@ class RobustModel(keras.Model):
         if loss is not None:
             self.check_loss(loss)
         super().compile(optimizer, loss, *args, **kwargs)
+        # Compiled metrics are Keras's to track: past its own bookkeeping.
+        self.__dict__["_input_metrics"] = [
+            metric
+            for metric in keras.tree.flatten(kwargs.get("metrics"))
+            if isinstance(metric, CertifiedAccuracy)
+        ]
+        for metric in self._input_metrics:
+            metric.attach(self)
 
     def compile_from_config(self, config):
         # Keras skips this for a class with its own `compile`.
@@ -226,6 +235,7 @@ class RobustModel(keras.Model):
         if weights:
             gradients = tape.gradient(scaled, weights)
             self.optimizer.apply_gradients(zip(gradients, weights, strict=True))
+        self._show_inputs(found)
         return self._logs(x, y, y_pred, sample_weight, losses)
 
     def test_step(self, data):
@@ -234,6 +244,7 @@ class RobustModel(keras.Model):
         y_pred, losses = self._both_losses(
             x, y, sample_weight, found, training=False
         )
+        self._show_inputs(found)
         return self._logs(x, y, y_pred, sample_weight, losses)
 
     def _find_worst_case(self, x, y):
@@ -268,6 +279,11 @@ class RobustModel(keras.Model):
             "loss": mix * robust + (1.0 - mix) * clean,
             "clean_loss": clean,
         }
+
+    def _show_inputs(self, found) -> None:
+        features, labels = found[:2]
+        for metric in self._input_metrics:
+            metric.observe(features, labels)
 
     def _logs(self, x, y, y_pred, sample_weight, losses):
         count = tf.shape(keras.tree.flatten(x)[0])[0]

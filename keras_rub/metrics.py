@@ -1,0 +1,100 @@
+"""Metrics of robust models."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from keras_rub.bounds.certify import in_graph_certified
+from keras_rub.uncertainty import canonical_norm, check_rho
+
+
+@keras.saving.register_keras_serializable("keras_rub")
+class CertifiedAccuracy(keras.metrics.Metric):
+    """Share of samples whose class no perturbation of radius rho can change.
+
+    Pass it to `compile` of a robust model; it then shows in the logs of `fit`
+    and `evaluate`. It evaluates every vertex of every sample, which can cost
+    more than the training step itself: to look at it every few epochs only,
+    use `keras_rub.callbacks.Certify`.
+
+    Args:
+        rho: float. The radius, in the units of the model's input.
+        norm: 1, 2 or `"inf"`. Defaults to `1`.
+        method: `"rub"` (norm 1 only), `"crown"` or `"coap"`. Defaults to
+            `None`: `"rub"` for norm 1, else `"crown"`.
+        name: string. Defaults to `"certified_<rho>"`.
+        **kwargs: other `keras.metrics.Metric` arguments.
+
+    Example:
+    ```python
+    model = keras_rub.RUBModel(base, rho=1.0)
+    model.compile(
+        "adam",
+        loss="sparse_categorical_crossentropy",
+        metrics=["accuracy", keras_rub.metrics.CertifiedAccuracy(1.0)],
+    )
+    ```
+    """
+
+    def __init__(
+        self,
+        rho: float,
+        norm: int | str = 1,
+        method: str | None = None,
+        name: str | None = None,
+        **kwargs,
+    ):
+        self.rho = check_rho(rho)
+        self.norm = canonical_norm(norm)
+        self.method = method or ("rub" if self.norm == 1 else "crown")
+        if self.method not in ("rub", "crown", "coap"):
+            raise ValueError(
+                '`method` must be "rub", "crown" or "coap". '
+                f"Received: `method={method!r}`"
+            )
+        super().__init__(name=name or f"certified_{self.rho:g}", **kwargs)
+        self._mean = keras.metrics.Mean()
+        self._get_base = None
+        self._certified = None
+
+    def attach(self, model: keras.Model) -> None:
+        """Names the robust model whose inputs will be shown to the metric."""
+        # A function, because Keras walks all models that it can reach.
+        self._get_base = lambda: model.base
+
+    def observe(self, x: tf.Tensor, labels: tf.Tensor) -> None:
+        """Certifies one batch; `update_state` then counts it."""
+        self._certified = in_graph_certified(
+            self._get_base(), x, labels, self.rho, self.norm, self.method
+        )
+
+    def update_state(self, y_true: Any, y_pred: Any, sample_weight=None):
+        if self._get_base is None:
+            raise ValueError(
+                "CertifiedAccuracy needs the inputs, which Keras shows to "
+                "metrics of robust models (keras_rub.RUBModel, ...) only. For "
+                "a plain model use keras_rub.callbacks.Certify or "
+                "keras_rub.certify."
+            )
+        # Keras builds metrics by a call with no inputs behind it.
+        if self._certified is not None:
+            certified = tf.cast(self._certified, tf.float32)
+            self._certified = None
+            self._mean.update_state(certified, sample_weight=sample_weight)
+
+    def result(self):
+        return self._mean.result()
+
+    def reset_state(self):
+        self._mean.reset_state()
+
+    def get_config(self):
+        return {
+            **super().get_config(),
+            "rho": self.rho,
+            "norm": self.norm,
+            "method": self.method,
+        }

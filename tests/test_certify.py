@@ -1,0 +1,526 @@
+"""Certificates: sound, ordered, complete, and clear about bad input."""
+
+import functools
+import json
+
+import hypothesis
+import hypothesis.strategies as st
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import layers
+from sklearn.datasets import load_digits
+
+import keras_rub
+from tests import sampling
+
+METHODS = ("rub", "alpha-rub", "crown", "coap", "auto")
+
+
+@functools.cache
+def network(kind):
+    """Small networks; tests give them new weights, not new graphs."""
+    if kind == "mlp":
+        return keras.Sequential(
+            [
+                layers.Input((5,)),
+                layers.Dense(7, activation="relu"),
+                layers.Dense(6, activation="relu"),
+                layers.Dense(3),
+            ]
+        )
+    if kind == "smooth":
+        return keras.Sequential(
+            [
+                layers.Input((4,)),
+                layers.Rescaling(-0.5, 0.1),
+                layers.Dense(6, activation="softplus"),
+                layers.Dense(5),
+                layers.LeakyReLU(negative_slope=0.1),
+                layers.Dense(4, activation="elu"),
+                layers.Dense(2),
+            ]
+        )
+    if kind == "cnn":
+        return keras.Sequential(
+            [
+                layers.Input((6, 6, 1)),
+                layers.Conv2D(3, 3, padding="same", activation="relu"),
+                layers.MaxPooling2D(),
+                layers.Conv2D(4, 2),
+                layers.BatchNormalization(),
+                layers.ReLU(),
+                layers.MaxPooling2D(),
+                layers.Flatten(),
+                layers.Dense(5, activation="relu"),
+                layers.Dense(3),
+            ]
+        )
+    inputs = layers.Input((4,))
+    h = layers.Dense(6, activation="relu")(inputs)
+    r = layers.Dense(6, activation="relu")(h)
+    h = layers.Add()([h, layers.Dense(6)(r)])
+    h = layers.Concatenate()([layers.ReLU()(h), inputs])
+    return keras.Model(inputs, layers.Dense(3)(h))
+
+
+def randomise(model, seed, scale=1.0):
+    """New weights of a healthy size, biases and statistics included."""
+    rng = np.random.default_rng(seed)
+    for weight in model.weights:
+        shape = weight.shape
+        fan = np.prod(shape[:-1]) if len(shape) > 1 else 4.0
+        value = scale * rng.normal(size=shape) / np.sqrt(fan)
+        if "variance" in weight.path:
+            value = rng.uniform(0.5, 2.0, shape)
+        weight.assign(value)
+    return rng
+
+
+def samples(model, rng, count=3, low=0.0, high=1.0):
+    """Inputs, and the classes that the model gives them."""
+    x = rng.uniform(low, high, (count, *model.input_shape[1:]))
+    x = x.astype("float32")
+    return x, np.asarray(model(x, training=False)).argmax(1)
+
+
+SETTINGS = hypothesis.settings(
+    max_examples=25,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=list(hypothesis.HealthCheck),
+)
+
+
+def try_to_break(model, x, y, result, rho, norm, rng, count=150, **limits):
+    """Asserts that no reachable point is beyond the bound; counts them."""
+    tried = 0
+    for i in range(len(x)):
+        points = sampling.reachable(rng, x[i], rho, norm, count=count, **limits)
+        if not limits:
+            found = sampling.ascend(model, x[i], y[i], rho, norm)
+            points = np.concatenate([points, found])
+        margins = sampling.margins(model, points, y[i])
+        slack = 1e-4 * (1.0 + np.abs(margins).max())
+        assert np.all(margins <= result.margins[i] + slack)
+        if result.certified[i]:
+            margins[:, y[i]] = -np.inf
+            assert np.all(margins < 0.0)
+        tried += len(points)
+    return tried
+
+
+@SETTINGS
+@hypothesis.given(
+    kind=st.sampled_from(["mlp", "smooth", "cnn", "residual"]),
+    norm=st.sampled_from([1, 2, "inf"]),
+    method=st.sampled_from(METHODS),
+    rho=st.sampled_from([0.0, 0.01, 0.1, 0.5, 2.0]),
+    seed=st.integers(0, 10**6),
+)
+def test_never_unsound(kind, norm, method, rho, seed):
+    if method in ("rub", "alpha-rub"):
+        norm = 1
+    model = network(kind)
+    rng = randomise(model, seed)
+    x, y = samples(model, rng)
+    result = keras_rub.certify(
+        model, x, y, rho=rho, norm=norm, method=method, verbose=0
+    )
+    try_to_break(model, x, y, result, rho, norm, rng)
+
+
+@SETTINGS
+@hypothesis.given(
+    kind=st.sampled_from(["mlp", "residual"]),
+    method=st.sampled_from(["rub", "alpha-rub", "crown", "auto"]),
+    norm=st.sampled_from([1, 2, "inf"]),
+    limits=st.sampled_from(
+        [
+            {"input_range": (0.0, 1.0)},
+            {"mask": [1, 0, 1, 0]},
+            {"mask": [0, 1, 1, 0], "input_range": (0.0, 1.0)},
+            {"weights": [1.0, 2.0, 0.5, 4.0]},
+        ]
+    ),
+    rho=st.sampled_from([0.1, 1.0, 5.0]),
+    seed=st.integers(0, 10**6),
+)
+def test_never_unsound_within_limits(kind, method, norm, limits, rho, seed):
+    if method in ("rub", "alpha-rub"):
+        norm = 1
+    model = network(kind)
+    rng = randomise(model, seed)
+    x, y = samples(model, rng)
+    size = model.input_shape[-1]
+    limits = {
+        name: np.resize(value, size) if name != "input_range" else value
+        for name, value in limits.items()
+    }
+    result = keras_rub.certify(
+        model, x, y, rho=rho, norm=norm, method=method, verbose=0, **limits
+    )
+    try_to_break(model, x, y, result, rho, norm, rng, **limits)
+
+
+@pytest.mark.slow
+def test_never_unsound_on_a_million_points():
+    tried = 0
+    for seed in range(60):
+        for kind in ("mlp", "smooth", "cnn", "residual"):
+            for norm in (1, 2, "inf"):
+                model = network(kind)
+                rng = randomise(model, seed)
+                x, y = samples(model, rng)
+                rho = float(rng.choice([0.05, 0.3, 1.0, 3.0]))
+                result = keras_rub.certify(
+                    model, x, y, rho=rho, norm=norm, verbose=0
+                )
+                tried += try_to_break(
+                    model, x, y, result, rho, norm, rng, count=480
+                )
+    print(f"\n{tried} perturbed points tried, 0 violations")
+    assert tried >= 1_000_000
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_planted_counterexample(method, dtype):
+    """One vertex, and no other point, is misclassified."""
+    model = keras.Sequential([layers.Input((4,)), layers.Dense(2)])
+    kernel = np.zeros((4, 2), "float32")
+    kernel[:, 1] = [0.5, -1.0, 2.0, 0.25]
+    x = np.array([[0.3, 0.1, -0.2, 0.7]], "float32")
+    rho = 0.8
+    # The margin at x + rho e_2 is exactly 0; all others are below it.
+    bias = -float(x[0] @ kernel[:, 1] + rho * 2.0)
+    model.set_weights([kernel, np.array([0.0, bias], "float32")])
+    settings = {"method": method, "dtype": dtype, "verbose": 0}
+    at = keras_rub.certify(model, x, [0], rho=rho, **settings)
+    assert not at.certified[0]
+    above = keras_rub.certify(model, x, [0], rho=rho * 1.001, **settings)
+    assert not above.certified[0] and above.margins[0, 1] > 0
+    below = keras_rub.certify(model, x, [0], rho=rho * 0.999, **settings)
+    assert below.certified[0]
+
+
+@SETTINGS
+@hypothesis.given(
+    kind=st.sampled_from(["mlp", "smooth", "cnn", "residual"]),
+    rho=st.sampled_from([0.1, 0.5, 2.0]),
+    seed=st.integers(0, 10**6),
+)
+def test_order_of_the_methods(kind, rho, seed):
+    model = network(kind)
+    x, y = samples(model, randomise(model, seed))
+    found = {
+        (method, limited): keras_rub.certify(
+            model,
+            x,
+            y,
+            rho=rho,
+            method=method,
+            input_range=(0.0, 1.0) if limited else None,
+            verbose=0,
+        )
+        for method in METHODS
+        for limited in (False, True)
+    }
+    slack = 1e-5
+    for limited in (False, True):
+        auto = found["auto", limited]
+        for method in ("rub", "alpha-rub", "crown"):
+            other = found[method, limited]
+            assert np.all(auto.margins <= other.margins + slack)
+            assert np.all(auto.certified >= other.certified)
+        assert np.all(
+            found["alpha-rub", limited].margins
+            <= found["rub", limited].margins + slack
+        )
+    for method in ("rub", "crown"):
+        assert np.all(
+            found[method, True].margins <= found[method, False].margins + 1e-4
+        )
+
+
+@SETTINGS
+@hypothesis.given(
+    kind=st.sampled_from(["mlp", "cnn"]),
+    limited=st.booleans(),
+    seed=st.integers(0, 10**6),
+)
+def test_monotone_in_radius_and_mask(kind, limited, seed):
+    model = network(kind)
+    rng = randomise(model, seed)
+    x, y = samples(model, rng)
+    settings = {
+        "method": "rub",
+        "input_range": (0.0, 1.0) if limited else None,
+        "verbose": 0,
+    }
+    table = keras_rub.certify(
+        model, x, y, rho=[0.0, 0.1, 0.3, 1.0, 3.0], **settings
+    )
+    for smaller, larger in zip(table[:-1], table[1:], strict=True):
+        assert np.all(smaller.margins <= larger.margins + 1e-4)
+        assert np.all(smaller.certified >= larger.certified)
+    mask = np.zeros(x.shape[1:], bool)
+    mask.flat[::2] = True
+    some = keras_rub.certify(model, x, y, rho=1.0, mask=mask, **settings)
+    assert np.all(some.margins <= table[3].margins + 1e-4)
+    assert np.all(some.certified >= table[3].certified)
+
+
+def test_rub_is_the_bound_that_the_model_trains_on(rng):
+    model = keras_rub.RUBModel(network("mlp"), vertices="all")
+    randomise(model.base, 1)
+    x, y = samples(model.base, rng, count=20)
+    found = keras_rub.certify(model, x, y, rho=0.4, method="rub")
+    expected = model.worst_case_margins(x, y, rho=0.4)
+    np.testing.assert_allclose(found.margins, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("limited", [False, True])
+@pytest.mark.parametrize("kind", ["mlp", "cnn"])
+def test_deciding_only_changes_no_decision(kind, limited):
+    model = network(kind)
+    rng = randomise(model, 3, scale=1.5)
+    x, y = samples(model, rng, count=60)
+    for method in ("rub", "auto"):
+        for rho in (0.05, 0.2, 0.6):
+            settings = {
+                "rho": rho,
+                "method": method,
+                "batch_size": 25,
+                "input_range": (0.0, 1.0) if limited else None,
+            }
+            full = keras_rub.certify(model, x, y, **settings)
+            fast = keras_rub.certify(model, x, y, decide_only=True, **settings)
+            np.testing.assert_array_equal(full.certified, fast.certified)
+            if method == "rub":
+                assert np.all(fast.margins >= full.margins - 1e-4)
+
+
+def test_result_of_a_single_radius(rng):
+    model = network("mlp")
+    randomise(model, 5)
+    x, y = samples(model, rng, count=30)
+    wrong = y.copy()
+    wrong[:10] = (y[:10] + 1) % 3
+    result = keras_rub.certify(model, x, wrong, rho=0.01)
+    assert result.margins.shape == (30, 3)
+    assert not result.certified[:10].any()
+    assert result.clean_accuracy == pytest.approx(2 / 3)
+    np.testing.assert_array_equal(result.predicted, y)
+    np.testing.assert_array_equal(
+        result.margins[np.arange(30), wrong], np.zeros(30)
+    )
+    assert len(result) == 30
+    assert "certified accuracy" in repr(result) and "rho=0.01" in repr(result)
+    plain = json.loads(json.dumps(result.to_dict()))
+    assert plain["certified"] == result.certified.tolist()
+    own = keras_rub.certify(model, x, rho=0.01)
+    np.testing.assert_array_equal(own.labels, y)
+    assert own.clean_accuracy == 1.0
+
+
+def test_radii_as_a_list_and_one_a_sample(rng):
+    model = network("mlp")
+    randomise(model, 5)
+    x, y = samples(model, rng, count=12)
+    table = keras_rub.certify(model, x, y, rho=[0.1, 0.4])
+    assert table.radii == [0.1, 0.4] and len(table) == 2
+    assert "0.4" in repr(table) and "certified" in repr(table)
+    each = np.where(np.arange(12) % 2, 0.1, 0.4)
+    mixed = keras_rub.certify(model, x, y, rho=each)
+    for i in range(12):
+        np.testing.assert_allclose(
+            mixed.margins[i], table[i % 2 == 0].margins[i], atol=1e-5
+        )
+
+
+def test_batches_and_datasets_change_nothing(rng):
+    model = network("cnn")
+    randomise(model, 2)
+    x, y = samples(model, rng, count=23)
+    whole = keras_rub.certify(model, x, y, rho=0.3, batch_size=64)
+    for batch_size, budget in ((1, 2**20), (10, 2**17)):
+        parts = keras_rub.certify(
+            model, x, y, rho=0.3, batch_size=batch_size, memory_budget=budget
+        )
+        np.testing.assert_allclose(parts.margins, whole.margins, atol=2e-5)
+    data = tf.data.Dataset.from_tensor_slices((x, y)).batch(7)
+    streamed = keras_rub.certify(model, data, rho=0.3)
+    np.testing.assert_allclose(streamed.margins, whole.margins, atol=2e-5)
+    unlabelled = keras_rub.certify(model, data.map(lambda x, y: x), rho=0.3)
+    np.testing.assert_array_equal(unlabelled.certified, whole.certified)
+
+
+def test_ties_and_nan_are_never_certified():
+    model = network("mlp")
+    x = np.full((2, 5), 0.5, "float32")
+    for method in METHODS:
+        # A constant network: every margin is exactly 0.
+        for weight in model.weights:
+            weight.assign(tf.zeros_like(weight))
+        result = keras_rub.certify(model, x, [0, 0], rho=0.0, method=method)
+        assert not result.certified.any()
+        randomise(model, 0)
+        model.layers[0].kernel.assign(
+            tf.fill(model.layers[0].kernel.shape, np.nan)
+        )
+        result = keras_rub.certify(model, x, [0, 0], rho=0.1, method=method)
+        assert not result.certified.any()
+
+
+def test_allowance_covers_float32(rng):
+    for kind in ("mlp", "cnn", "residual"):
+        model = network(kind)
+        randomise(model, 7, scale=3.0)
+        x, y = samples(model, rng, count=40, low=-5.0, high=5.0)
+        single, double = (
+            keras_rub.certify(model, x, y, rho=0.7, method="rub", dtype=dtype)
+            for dtype in ("float32", "float64")
+        )
+        error = np.abs(single.margins - double.margins)
+        from keras_rub.bounds.certify import _engine
+
+        engine = _engine(model, 1, None, None, None, "float32", 2**26)
+        radii = np.full(40, 0.7, "float32")
+        allowance = engine.allowance(x, y.astype("int32"), radii).numpy()
+        assert np.all(error.max(axis=1) <= allowance.max(axis=1))
+        assert np.all(double.certified >= single.certified)
+
+
+@pytest.mark.parametrize("norm", [1, 2, "inf"])
+@pytest.mark.parametrize("kind", ["mlp", "cnn"])
+def test_certified_radius(kind, norm, rng):
+    model = network(kind)
+    randomise(model, 11)
+    x, y = samples(model, rng, count=12)
+    y[0] = (y[0] + 1) % 3
+    method = "rub" if norm == 1 else "crown"
+    settings = {"norm": norm, "method": method, "verbose": 0}
+    radius = keras_rub.certified_radius(
+        model, x, y, tolerance=0.01, max_radius=4.0, **settings
+    )
+    assert radius[0] == 0.0 and np.all(radius[1:] > 0.0)
+    inside = keras_rub.certify(model, x, y, rho=radius, **settings)
+    assert inside.certified[1:].all()
+    open_ = (radius < 4.0) & (radius > 0.0)
+    assert open_.any()
+    outside = keras_rub.certify(model, x, y, rho=radius * 1.02, **settings)
+    assert not outside.certified[open_].any()
+
+
+def test_radius_of_a_linear_network_is_exact():
+    model = keras.Sequential([layers.Input((3,)), layers.Dense(2)])
+    kernel = np.array([[0.0, 1.0], [0.0, -2.0], [0.0, 0.5]])
+    model.set_weights([kernel, np.array([0.0, -3.0])])
+    x = np.zeros((1, 3), "float32")
+    for norm, dual in ((1, 2.0), (2, np.sqrt(5.25)), ("inf", 3.5)):
+        radius = keras_rub.certified_radius(
+            model, x, [0], norm=norm, tolerance=1e-3
+        )
+        np.testing.assert_allclose(radius, 3.0 / dual, rtol=2e-3)
+
+
+def test_trained_networks_end_to_end():
+    """A robust CNN and a plain residual net on real digits."""
+    digits = load_digits()
+    x = (digits.images[..., None] / 16.0).astype("float32")
+    y = digits.target
+    base = keras.Sequential(
+        [
+            layers.Input((8, 8, 1)),
+            layers.Conv2D(8, 3, padding="same", activation="relu"),
+            layers.MaxPooling2D(),
+            layers.Conv2D(8, 3, padding="same", activation="relu"),
+            layers.MaxPooling2D(),
+            layers.Flatten(),
+            layers.Dense(32, activation="relu"),
+            layers.Dense(10),
+        ]
+    )
+    model = keras_rub.RUBModel(base, rho=0.3, input_range=(0.0, 1.0))
+    model.compile(
+        keras.optimizers.Adam(3e-3), loss="sparse_categorical_crossentropy"
+    )
+    model.fit(x[:1200], y[:1200], epochs=4, batch_size=64, verbose=0)
+    result = keras_rub.certify(
+        model, x[-100:], y[-100:], rho=0.3, input_range=(0.0, 1.0)
+    )
+    assert result.clean_accuracy > 0.7
+    assert 0.3 < result.certified_accuracy <= result.clean_accuracy
+    rng = np.random.default_rng(0)
+    try_to_break(
+        model,
+        x[-20:],
+        y[-20:],
+        keras_rub.certify(model, x[-20:], y[-20:], rho=0.3),
+        0.3,
+        1,
+        rng,
+    )
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "error", "message"),
+    [
+        ({"rho": -1.0}, ValueError, "`rho` must be"),
+        ({"rho": []}, ValueError, "at least one radius"),
+        ({"rho": [0.1, np.nan]}, ValueError, "`rho` must be"),
+        ({"rho": np.ones(7)}, ValueError, "one radius a sample"),
+        ({"rho": 1.0, "norm": 2, "method": "rub"}, ValueError, "norm 1 only"),
+        ({"rho": 1.0, "norm": 3}, ValueError, "`norm` must be"),
+        ({"rho": 1.0, "method": "ibp"}, ValueError, "`method` must be one of"),
+        ({"rho": 1.0, "y": [0, 1]}, ValueError, "same length"),
+        ({"rho": 1.0, "y": [0, 1, 5]}, ValueError, "from 0 to 2"),
+        ({"rho": 1.0, "input_range": (0.6, 1.0)}, ValueError, "leaves"),
+        ({"rho": 1.0, "mask": [1, 0]}, ValueError, "`mask` must broadcast"),
+        ({"rho": 1.0, "memory_budget": 10}, ValueError, "too small for one"),
+        ({"rho": 1.0, "dtype": "float16"}, ValueError, "`dtype` must be"),
+        ({"rho": 1.0, "batch_size": 0}, ValueError, "`batch_size` must be"),
+        ({"rho": 1.0, "verbose": 7}, ValueError, "`verbose` must be"),
+        ({"rho": 1.0, "x": np.ones((3, 4))}, ValueError, "`x` must have the"),
+        ({"rho": 1.0, "x": np.full((3, 5), np.nan)}, ValueError, "NaN"),
+        ({"rho": 1.0, "x": np.ones((0, 5))}, ValueError, "at least one sample"),
+    ],
+)
+def test_bad_arguments(kwargs, error, message):
+    model = network("mlp")
+    randomise(model, 0)
+    x = kwargs.pop("x", np.full((3, 5), 0.5, "float32"))
+    y = kwargs.pop("y", None)
+    with pytest.raises(error, match=message):
+        keras_rub.certify(model, x, y, **kwargs)
+
+
+def test_models_that_cannot_be_certified():
+    x = np.zeros((2, 4), "float32")
+    gelu = keras.Sequential(
+        [
+            layers.Input((4,)),
+            layers.Dense(3, activation="gelu", name="middle"),
+            layers.Dense(2),
+        ]
+    )
+    with pytest.raises(keras_rub.UnsupportedLayerError, match="'middle'.*gelu"):
+        keras_rub.certify(gelu, x, rho=0.1)
+    with pytest.raises(ValueError, match="not built"):
+        keras_rub.certify(keras.Sequential([layers.Dense(2)]), x, rho=0.1)
+    with pytest.raises(TypeError, match="keras.Model"):
+        keras_rub.certify(lambda x: x, x, rho=0.1)
+    with pytest.raises(ValueError, match="`tolerance` must be"):
+        keras_rub.certified_radius(network("mlp"), x, tolerance=0.0)
+
+
+def test_progress_bar_can_be_silenced(capsys, rng):
+    model = network("mlp")
+    randomise(model, 0)
+    x, y = samples(model, rng, count=8)
+    keras_rub.certify(model, x, y, rho=0.1, verbose=0)
+    assert capsys.readouterr().out == ""
+    keras_rub.certify(model, x, y, rho=0.1, verbose=1, batch_size=4)
+    assert "8/8" in capsys.readouterr().out
