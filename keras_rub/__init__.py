@@ -4,7 +4,7 @@ model = keras_rub.RUBModel(base)      # the user's own Keras model
 model.fit(x, y)
 """
 
-from keras_rub import callbacks, metrics, models
+from keras_rub import callbacks, datasets, metrics, models
 from keras_rub.bounds import (
     Certificate,
     CertificateTable,
@@ -30,6 +30,7 @@ __all__ = [
     "callbacks",
     "certified_radius",
     "certify",
+    "datasets",
     "metrics",
     "models",
     "register_rule",

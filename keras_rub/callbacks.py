@@ -6,7 +6,7 @@ from typing import Any
 
 import keras
 
-from keras_rub.bounds.certify import certify
+from keras_rub.bounds.certification import certify
 from keras_rub.uncertainty import check_rho
 
 _SHAPES = {

@@ -7,7 +7,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_rub.bounds.certify import in_graph_certified
+from keras_rub.bounds.certification import in_graph_certified
 from keras_rub.uncertainty import canonical_norm, check_rho
 
 

@@ -384,7 +384,7 @@ def test_allowance_covers_float32(rng):
             for dtype in ("float32", "float64")
         )
         error = np.abs(single.margins - double.margins)
-        from keras_rub.bounds.certify import _engine
+        from keras_rub.bounds.certification import _engine
 
         engine = _engine(model, 1, None, None, None, "float32", 2**26)
         radii = np.full(40, 0.7, "float32")

@@ -415,7 +415,7 @@ HEADS = {
     ),
     "conv, permute": (
         (4, 4, 1),
-        lambda: [layers.Conv2D(2, 3), layers.Permute((3, 1, 2))],
+        lambda: [layers.Conv2D(2, 3), layers.Permute((2, 1, 3))],
     ),
     "conv, padding": (
         (4, 4, 1),

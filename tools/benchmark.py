@@ -23,6 +23,7 @@ from sklearn.datasets import load_digits
 
 import keras_rub
 from keras_rub import models
+from keras_rub.files import write_atomically
 
 _OUT = flags.DEFINE_string(
     "out", "out/benchmark.json", "Where to write the figures, as JSON."
@@ -331,10 +332,7 @@ def main(argv):
         if name in _GROUPS.value:
             results[name] = run()
     path = pathlib.Path(_OUT.value)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_suffix(".partial")
-    partial.write_text(json.dumps(results, indent=2) + "\n")
-    partial.replace(path)
+    write_atomically(path, json.dumps(results, indent=2) + "\n")
     print(f"\nwritten to {path}")
 
 

@@ -2,7 +2,7 @@
 
 from keras_rub.bounds import rules  # noqa: F401, registers the layer rules
 from keras_rub.bounds.certificate import Certificate, CertificateTable
-from keras_rub.bounds.certify import certified_radius, certify
+from keras_rub.bounds.certification import certified_radius, certify
 from keras_rub.bounds.program import (
     UnsupportedLayerError,
     lower,

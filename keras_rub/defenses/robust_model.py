@@ -157,6 +157,16 @@ class RobustModel(keras.Model):
         step = self.optimizer.iterations if self.compiled else 0
         return tf.cast(self._schedules[name](step), tf.float32)
 
+    @property
+    def input_shape(self):
+        """The base model's input shape."""
+        return self.base.input_shape
+
+    @property
+    def output_shape(self):
+        """The base model's output shape."""
+        return self.base.output_shape
+
     # Keras ------------------------------------------------------------------
 
     def call(self, inputs, training=None):
