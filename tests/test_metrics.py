@@ -23,9 +23,7 @@ def net():
     )
 
 
-@pytest.mark.parametrize(
-    "wrap", [keras_rub.RUBModel, keras_rub.ARUBModel]
-)
+@pytest.mark.parametrize("wrap", [keras_rub.RUBModel, keras_rub.ARUBModel])
 def test_metric_in_compile_agrees_with_certify(wrap, tmp_path):
     model = wrap(net(), rho=0.1)
     metrics = [
@@ -80,9 +78,7 @@ def test_callback_logs_every_second_epoch(tmp_path):
     assert len(history["certified_0.5"]) == 2
     expected = keras_rub.certify(model, X, Y, rho=0.5).certified_accuracy
     assert history["certified_0.5"][-1] == pytest.approx(expected)
-    events = b"".join(
-        path.read_bytes() for path in tmp_path.rglob("events*")
-    )
+    events = b"".join(path.read_bytes() for path in tmp_path.rglob("events*"))
     assert b"epoch_certified_0.5" in events
 
 

@@ -357,6 +357,10 @@ CASES = {
     "layer as activation": (VECTOR, lambda: dense(layers.LeakyReLU(0.5))),
     "tf relu as activation": (VECTOR, lambda: dense(tf.nn.relu)),
     "ops.relu": (VECTOR, lambda: ops.relu),
+    "activations.relu": (
+        VECTOR,
+        lambda: lambda h: keras.activations.relu(h, negative_slope=0.2),
+    ),
     "add": (VECTOR, lambda: lambda h: layers.Add()([h, layers.Dense(5)(h), h])),
     "subtract": (
         VECTOR,

@@ -222,8 +222,11 @@ class Relaxation:
             inputs = [sizes[index] for index in operation.inputs]
             if isinstance(operation, Affine):
                 zeros = [tf.zeros_like(value[:1]) for value in inputs]
-                size = operation.magnitude(*inputs) + tf.abs(
-                    operation.apply(*zeros)
+                constant = tf.abs(operation.apply(*zeros))
+                # The padding of a maximum is no number and has no rounding.
+                padding = constant > constant.dtype.max / 8
+                size = operation.magnitude(*inputs) + tf.where(
+                    padding, tf.zeros_like(constant), constant
                 )
             elif isinstance(operation, Convex):
                 zero = tf.zeros_like(inputs[0][:1])

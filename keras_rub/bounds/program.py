@@ -32,14 +32,16 @@ class Affine(Operation):
 
     `magnitude(*radii)` is the same map without its constant and with the
     absolute value of every coefficient. `monomial` maps scale, move or drop
-    features, so that each output reads at most one input; `convolution` is
-    the layer of a plain convolution. Both only help to find out cheaply what
-    moving one feature does.
+    features, so that each output reads at most one input; `scaling` maps
+    leave them where they are; `convolution` is the layer of a plain
+    convolution. These only help to find out cheaply what moving one feature
+    does.
     """
 
     apply: Callable[..., tf.Tensor]
     magnitude: Callable[..., tf.Tensor]
     monomial: bool = False
+    scaling: bool = False
     convolution: keras.layers.Layer | None = None
 
 
@@ -141,6 +143,7 @@ class Symbol:
         magnitude: Callable[[tf.Tensor], tf.Tensor],
         *,
         monomial: bool = False,
+        scaling: bool = False,
         convolution: keras.layers.Layer | None = None,
     ) -> Symbol:
         """An affine map of this tensor.
@@ -153,6 +156,8 @@ class Symbol:
             monomial: whether each output reads at most one input. Speeds up
                 screening when the map stands before a first convolution.
                 Defaults to `False`.
+            scaling: whether the map is monomial and leaves every feature
+                where it is. Defaults to `False`.
             convolution: the layer, where the map is a plain convolution
                 with the attributes of `keras.layers.Conv2D`. Speeds up
                 screening. Defaults to `None`.
@@ -162,7 +167,8 @@ class Symbol:
             [self],
             apply=apply,
             magnitude=magnitude,
-            monomial=monomial,
+            monomial=monomial or scaling,
+            scaling=scaling,
             convolution=convolution,
         )
 
@@ -201,8 +207,8 @@ def register_rule(*layer_types: type) -> Callable[[Rule], Rule]:
 
     The rule takes the layer and the symbol of its input (a list of symbols
     for a layer that merges several inputs), and returns the symbol of its
-    output. Subclasses of the layer types use it too, unless they have a rule
-    of their own. A rule that is registered later replaces an earlier one.
+    output. A subclass of the layer types uses it too, if it has the same
+    `call`. A rule that is registered later replaces an earlier one.
 
     Args:
         *layer_types: one or more `keras.layers.Layer` subclasses.
@@ -267,6 +273,13 @@ def _lower_model(model: keras.Model, inputs: list[Symbol]) -> Symbol:
         )
         if len(node.outputs) != 1:
             raise unsupported(node.operation)
+        extra = sorted(
+            name
+            for name, value in node.arguments.kwargs.items()
+            if value is not None and name != "training"
+        )
+        if extra:
+            raise unsupported(node.operation, f"called with {extra}")
         values[id(node.outputs[0])] = _lower_operation(
             node.operation, args, inputs[0].program
         )
@@ -278,6 +291,8 @@ def _lower_operation(operation, args, program: Program) -> Symbol:
         return _lower_model(operation, keras.tree.flatten(args))
     for layer_type in type(operation).__mro__:
         if layer_type in _RULES:
+            if type(operation).call is not layer_type.call:
+                raise unsupported(operation, "with a `call` of its own")
             program._layer = operation.name
             return _RULES[layer_type](operation, *args)
     raise unsupported(operation)

@@ -63,6 +63,11 @@ class VertexNetwork:
         return cls(program, expansion, model.outputs[0].shape[-1])
 
 
+def _not_nan(values: tf.Tensor) -> tf.Tensor:
+    """NaN as the largest number: a comparison would pass it over."""
+    return tf.where(tf.math.is_nan(values), values.dtype.max, values)
+
+
 class VertexBound:
     """The majorant of one batch at the vertices of its L1 balls.
 
@@ -97,12 +102,25 @@ class VertexBound:
         self.x = x
         self.rho = tf.broadcast_to(tf.cast(rho, x.dtype), tf.shape(x)[:1])
         self.room = room
+        if room is not None:
+            self.rho = tf.minimum(self.rho, self._longest_valid_move())
         self.memory_budget = memory_budget
         self.start = screening.first_layer(self.relaxation, self.expansion)
 
     @property
     def num_vertices(self) -> int:
         return self.expansion.num_vertices
+
+    def _longest_valid_move(self) -> tf.Tensor:
+        """The radius [batch] beyond which the valid range ends the ball."""
+        count = self.num_vertices // 2
+        features, steps = self.expansion.moves(tf.range(count), self.x.dtype)
+        up, down = (
+            tf.reshape(part, [-1, self.expansion.input_size])
+            for part in self.room
+        )
+        largest = tf.gather(tf.maximum(up, down), features, axis=1)
+        return tf.reduce_sum(largest / steps, axis=1)
 
     def at(self, vertices: tf.Tensor) -> tf.Tensor:
         """Bounds of the margins at some vertices.
@@ -130,6 +148,8 @@ class VertexBound:
         This is what a gradient is taken of: the gradient of a maximum is the
         gradient at the place where it is attained.
         """
+        if self.num_vertices == 0:
+            return self.relaxation.clean_margins
         competitors, count = (
             worst.vertices.shape[1],
             tf.shape(worst.vertices)[2],
@@ -152,6 +172,13 @@ class VertexBound:
             vertices: `"all"`; how many vertices a sample to keep after
                 screening; or the vertices themselves, [batch, V].
         """
+        if self.num_vertices == 0:
+            clean = self.relaxation.clean_margins
+            return WorstCase(
+                tf.zeros_like(clean[..., None], tf.int32),
+                tf.zeros_like(clean[..., None]),
+                clean,
+            )
         if isinstance(vertices, int):
             if vertices >= self.num_vertices:
                 vertices = "all"
@@ -161,8 +188,9 @@ class VertexBound:
             if self.room is None:
                 return self._plain_maximum(*self._scan())
             candidates = tf.range(self.num_vertices)
-            return self._mixture(candidates, self.over_chunks(self.at))
-        values = self.at(vertices)
+            values = _not_nan(self.over_chunks(self.at))
+            return self._mixture(candidates, values)
+        values = _not_nan(self.at(vertices))
         if self.room is not None:
             return self._mixture(vertices, values)
         best = tf.argmax(values, axis=1, output_type=tf.int32)
@@ -273,9 +301,7 @@ class VertexBound:
 
         def step(first, best, best_vertex):
             last = tf.minimum(first + chunk, self.num_vertices)
-            values = self.at(tf.range(first, last))
-            # A comparison with NaN is false: it would be passed over.
-            values = tf.where(tf.math.is_nan(values), values.dtype.max, values)
+            values = _not_nan(self.at(tf.range(first, last)))
             largest = tf.reduce_max(values, axis=1)
             where = tf.argmax(values, axis=1, output_type=tf.int32) + first
             better = largest > best

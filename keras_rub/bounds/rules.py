@@ -62,6 +62,8 @@ def _dense(layer, x):
 
 @register_rule(layers.Conv1D, layers.Conv2D, layers.Conv3D)
 def _conv(layer, x):
+    if layer.padding == "causal":
+        return _linear_with_kernel(layer, x, _causal_product(layer))
     return _linear_with_kernel(
         layer,
         x,
@@ -70,13 +72,32 @@ def _conv(layer, x):
     )
 
 
+def _causal_product(layer):
+    # Keras pads in `call`, not in `convolution_op`.
+    past = layer.dilation_rate[0] * (layer.kernel_size[0] - 1)
+    time = 1 if layer.data_format == "channels_last" else 2
+    paddings = [[past if axis == time else 0, 0] for axis in range(3)]
+
+    def product(t, kernel):
+        return ops.conv(
+            tf.pad(t, paddings),
+            kernel,
+            strides=list(layer.strides),
+            padding="valid",
+            dilation_rate=layer.dilation_rate,
+            data_format=layer.data_format,
+        )
+
+    return product
+
+
 @register_rule(layers.DepthwiseConv1D, layers.DepthwiseConv2D)
 def _depthwise_conv(layer, x):
     def product(t, kernel):
         return ops.depthwise_conv(
             t,
             kernel,
-            strides=list(layer.strides),
+            strides=tuple(layer.strides),
             padding=layer.padding,
             dilation_rate=layer.dilation_rate,
             data_format=layer.data_format,
@@ -97,7 +118,7 @@ def _scale_and_shift(x: Symbol, scale_and_shift) -> Symbol:
         scale, _ = scale_and_shift(r)
         return r * tf.abs(scale)
 
-    return x.affine(apply, magnitude, monomial=True)
+    return x.affine(apply, magnitude, scaling=True)
 
 
 @register_rule(layers.BatchNormalization)
@@ -280,9 +301,7 @@ def _global_max_pooling(layer, x):
     out = x.affine(gather, gather).max(axis=-2)
     if not layer.keepdims:
         return out
-    rank = {layers.GlobalMaxPooling1D: 1, layers.GlobalMaxPooling2D: 2}.get(
-        type(layer), 3
-    )
+    rank = layer.input_spec.ndim - 2
 
     def spread(t):
         ones = [1] * rank
@@ -342,8 +361,9 @@ def _binary(signs):
             for constant, sign in zip(constants, signs, strict=True):
                 if constant is None:
                     total += sign * next(tensors)
-                elif with_constants:
-                    total += sign * constant
+                else:
+                    # 0 * constant: it may broadcast.
+                    total += (sign if with_constants else 0) * constant
             return total
 
         return affine(
@@ -382,3 +402,11 @@ def _negative(operation, x):
 @register_rule(_operation_type(lambda a, b: ops.relu(a)))
 def _relu_operation(operation, x):
     return x.convex(activations.leaky_relu(0.0))
+
+
+@register_rule(_operation_type(lambda a, b: keras.activations.relu(a)))
+def _relu_function(operation, x):
+    slope = float(operation.negative_slope)
+    if operation.max_value is not None or operation.threshold or slope > 1.0:
+        raise unsupported(operation, "with a limit or a threshold")
+    return x.convex(activations.leaky_relu(slope))

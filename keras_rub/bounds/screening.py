@@ -268,8 +268,14 @@ def _local_layer(inside: list[Operation]):
     if len(at) != 1:
         return None
     before, after = inside[: at[0]], inside[at[0] + 1 :]
-    if not all(operation.monomial for operation in [*before, *after]):
+    if not all(operation.monomial for operation in before):
         return None
+    if not all(operation.scaling for operation in after):
+        return None
+    layer = inside[at[0]].convolution
+    ones = tf.ones([1] * (layer.rank + 1) + [layer.filters])
+    if _chain(after, ones).shape != ones.shape:
+        return None  # not the same at every position
     return before, inside[at[0]], after
 
 

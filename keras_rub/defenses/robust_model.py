@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
@@ -13,8 +12,6 @@ import tensorflow as tf
 from keras_rub import checks
 from keras_rub.metrics import CertifiedAccuracy
 from keras_rub.uncertainty import PerturbationSet, check_rho
-
-_LOGGER = logging.getLogger("keras_rub")
 
 Schedule = Callable[[Any], Any]
 
@@ -29,6 +26,16 @@ _LOGIT_LOSSES = {
     "categorical_crossentropy": keras.losses.CategoricalCrossentropy,
     "CategoricalCrossentropy": keras.losses.CategoricalCrossentropy,
 }
+
+
+class _Step(NamedTuple):
+    """What the first part of a training or test step found out."""
+
+    features: tf.Tensor
+    labels: tf.Tensor
+    rho: tf.Tensor
+    mix: tf.Tensor
+    found: Any
 
 
 class RobustModel(keras.Model):
@@ -129,27 +136,29 @@ class RobustModel(keras.Model):
         self._set("mix", value)
 
     def _set(self, name: str, value: float | Schedule):
-        if callable(value):
-            self._schedules[name] = value
-            value = check_rho(value(0), name)
-        else:
-            value = check_rho(value, name)
-            if name in self._schedules:
-                del self._schedules[name]
-                # A traced step has the schedule built in.
-                self.train_function = self.test_function = None
-        if name == "mix" and value > 1.0:
+        schedule = value if callable(value) else None
+        number = check_rho(value if schedule is None else value(0), name)
+        if name == "mix" and number > 1.0:
             raise ValueError(
-                f"`mix` must be between 0 and 1. Received: `mix={value}`"
+                f"`mix` must be between 0 and 1. Received: `mix={number}`"
             )
-        if name in self._numbers:
-            self._numbers[name].assign(value)
-        else:
+        replaced = self._schedules.pop(name, None)
+        if schedule is not None:
+            self._schedules[name] = schedule
+        if name not in self._numbers:
             # Not a Keras weight: `get_weights` stays that of the base.
             with tf.init_scope():
                 self._numbers[name] = tf.Variable(
-                    value, trainable=False, dtype="float32", name=name
+                    number, trainable=False, dtype="float32", name=name
                 )
+            return
+        self._numbers[name].assign(number)
+        if schedule is not None or replaced is not None:
+            # A traced step has the schedule, or its absence, built in.
+            if self.train_function is not None:
+                self.make_train_function(force=True)
+            if self.test_function is not None:
+                self.make_test_function(force=True)
 
     def _in_force(self, name: str) -> tf.Tensor:
         if name not in self._schedules:
@@ -202,20 +211,17 @@ class RobustModel(keras.Model):
         """Raises if the defence can't work with this Keras loss."""
 
     def _compile_like(self, base: keras.Model) -> None:
-        custom = {getattr(base.loss, "__name__", ""): base.loss}
-        try:
-            config = keras.saving.deserialize_keras_object(
-                base.get_compile_config(), custom_objects=custom
-            )
-        except (TypeError, ValueError) as error:
-            _LOGGER.warning(
-                "The compile settings of %r can't be taken over (%s): call "
-                "`compile` on the robust model.",
-                base.name,
-                error,
-            )
-            return
-        self.compile(**config)
+        settings = keras.saving.deserialize_keras_object(
+            # Functions of the user can't be rebuilt from their names, and
+            # need not be: the base still has them.
+            {**base.get_compile_config(), "loss": None, "metrics": None}
+        )
+        settings["loss"] = base.loss
+        compiled = base._compile_metrics
+        if compiled is not None:
+            settings["metrics"] = compiled._user_metrics
+            settings["weighted_metrics"] = compiled._user_weighted_metrics
+        self.compile(**settings)
 
     @checks.with_clear_errors
     def fit(self, *args, **kwargs):
@@ -235,41 +241,44 @@ class RobustModel(keras.Model):
 
     def train_step(self, data):
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
-        y, found = self._find_worst_case(x, y)
+        y, step = self._find_worst_case(x, y)
         with tf.GradientTape() as tape:
             y_pred, losses = self._both_losses(
-                x, y, sample_weight, found, training=True
+                x, y, sample_weight, step, training=True
             )
             scaled = self.optimizer.scale_loss(losses["loss"])
         weights = self.trainable_weights
         if weights:
             gradients = tape.gradient(scaled, weights)
             self.optimizer.apply_gradients(zip(gradients, weights, strict=True))
-        self._show_inputs(found)
-        return self._logs(x, y, y_pred, sample_weight, losses)
+        return self._logs(x, y, y_pred, sample_weight, losses, step)
 
     def test_step(self, data):
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
-        y, found = self._find_worst_case(x, y)
+        y, step = self._find_worst_case(x, y)
         y_pred, losses = self._both_losses(
-            x, y, sample_weight, found, training=False
+            x, y, sample_weight, step, training=False
         )
-        self._show_inputs(found)
-        return self._logs(x, y, y_pred, sample_weight, losses)
+        return self._logs(x, y, y_pred, sample_weight, losses, step)
 
     def _find_worst_case(self, x, y):
         """The part of a step that no gradient is taken of."""
+        if self._output_shapes is None:
+            self(x)
         self.prepare()
-        features, rho = self._features(x), self._in_force("rho")
+        features = self._features(x)
+        rho, mix = self._in_force("rho"), self._in_force("mix")
         labels = checks.class_labels(y, self.num_classes)
         # The user's loss reads y itself: let that wait for the checks too.
         with tf.control_dependencies([labels]):
             y = keras.tree.map_structure(tf.identity, y)
         found = self.search(features, labels, rho)
-        return y, (features, labels, rho, found)
+        return y, _Step(features, labels, rho, mix, found)
 
-    def _both_losses(self, x, y, sample_weight, found, training):
-        adversary = self.robust_outputs(*found)
+    def _both_losses(self, x, y, sample_weight, step, training):
+        adversary = self.robust_outputs(
+            step.features, step.labels, step.rho, step.found
+        )
         # After the robust pass, so that both losses see the same moving
         # statistics and only the regularisation of this one pass.
         y_pred = self(x, training=training)
@@ -284,18 +293,15 @@ class RobustModel(keras.Model):
             )
 
         clean, robust = loss(y_pred), loss(adversary)
-        mix = tf.cast(self._in_force("mix"), robust.dtype)
+        mix = tf.cast(step.mix, robust.dtype)
         return y_pred, {
             "loss": mix * robust + (1.0 - mix) * clean,
             "clean_loss": clean,
         }
 
-    def _show_inputs(self, found) -> None:
-        features, labels = found[:2]
+    def _logs(self, x, y, y_pred, sample_weight, losses, step):
         for metric in self._input_metrics:
-            metric.observe(features, labels)
-
-    def _logs(self, x, y, y_pred, sample_weight, losses):
+            metric.observe(step.features, step.labels)
         count = tf.shape(keras.tree.flatten(x)[0])[0]
         replicas = tf.distribute.get_strategy().num_replicas_in_sync
         trackers = {metric.name: metric for metric in self.metrics}
@@ -303,9 +309,9 @@ class RobustModel(keras.Model):
             # Keras scales a loss for the sum over replicas.
             trackers[name].update_state(loss * replicas, sample_weight=count)
         logs = self.compute_metrics(x, y, y_pred, sample_weight=sample_weight)
-        logs["rho"] = self._in_force("rho")
+        logs["rho"] = step.rho
         if self._log_mix:
-            logs["mix"] = self._in_force("mix")
+            logs["mix"] = step.mix
         return logs
 
     # What a defence adds ----------------------------------------------------
