@@ -219,50 +219,38 @@ def test_rub_of_a_subclassed_base_says_what_to_use(called, data):
 def test_compiled_base_needs_no_compile(wrap, data):
     x, y = data
     base = mlp()
-    base.compile(
-        keras.optimizers.Adam(0.02),
-        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-        metrics=["accuracy"],
-    )
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    base.compile(keras.optimizers.SGD(0.05), loss)
     model = wrap(base)
-    logs = fit(model, x, y, epochs=2)
-    assert logs["loss"][1] < logs["loss"][0]
-    assert "accuracy" in logs
-    assert isinstance(model.optimizer, keras.optimizers.Adam)
+    first, second = fit(model, x, y, epochs=2)["loss"]
+    assert second < first
+    assert isinstance(model.optimizer, keras.optimizers.SGD)
     assert model.optimizer is not base.optimizer
-    assert float(model.optimizer.learning_rate) == pytest.approx(0.02)
+    assert float(model.optimizer.learning_rate) == pytest.approx(0.05)
     # The base is still a model of its own.
-    clean = evaluate(base, x, y)
-    assert clean["loss"] == pytest.approx(mean_loss(base(x), y), rel=1e-5)
-    assert set(clean) == {"loss", "accuracy"}
+    clean = mean_loss(base(x), y)
+    assert fit(base, x, y)["loss"] == pytest.approx([clean], rel=1e-5)
 
 
 def test_compiled_base_with_functions_of_the_user(wrap, data):
     x, y = data
     base = mlp()
-    base.compile("sgd", loss=logit_loss, metrics=[share_of_class_0])
+    base.compile("sgd", logit_loss, metrics=["accuracy", share_of_class_0])
+    predicted = np.argmax(base(x), axis=1)
     logs = evaluate(wrap(base), x, y)
     assert logs["clean_loss"] == pytest.approx(mean_loss(base(x), y), rel=1e-5)
-    share = np.mean(np.argmax(base(x), axis=1) == 0)
-    assert logs["share_of_class_0"] == pytest.approx(share)
+    assert logs["accuracy"] == pytest.approx(np.mean(predicted == y))
+    assert logs["share_of_class_0"] == pytest.approx(np.mean(predicted == 0))
 
 
 # Losses, metrics and weights ------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "loss",
-    [
-        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-        "categorical_crossentropy",
-    ],
-    ids=["object", "one-hot"],
-)
-def test_losses_in_every_form(wrap, loss, data):
+def test_one_hot_labels(wrap, data):
     x, y = data
-    model = compiled(wrap, loss=loss)
-    labels = y if callable(loss) else keras.utils.to_categorical(y, 3)
-    assert evaluate(model, x, labels) == pytest.approx(
+    model = compiled(wrap, loss="categorical_crossentropy")
+    logs = evaluate(model, x, keras.utils.to_categorical(y, 3))
+    assert logs == pytest.approx(
         {
             "loss": robust_loss(model, x, y),
             "clean_loss": mean_loss(model(x), y),
@@ -305,10 +293,11 @@ def test_sample_weight_and_class_weight(model, data):
     assert np.abs(weighted[0] - only_half[0]).max() > 1e-4
 
 
-def test_regularization_is_a_part_of_the_loss(wrap, data):
+def test_a_loss_object_and_regularization(wrap, data):
     x, y = data
     base = mlp(kernel_regularizer=keras.regularizers.L2(0.1))
-    model = compiled(wrap, base)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model = compiled(wrap, base, loss=loss)
     penalty = 0.1 * np.sum(base.get_weights()[0] ** 2)
     assert penalty > 0.1
     assert evaluate(model, x, y) == pytest.approx(

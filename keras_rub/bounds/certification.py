@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_rub import checks
-from keras_rub.bounds import pruning, rounding
+from keras_rub.bounds import pruning, rounding, screening
 from keras_rub.bounds.alpha import LineOptimiser
 from keras_rub.bounds.certificate import Certificate, CertificateTable
 from keras_rub.bounds.linear import LinearRelaxation
@@ -21,9 +21,12 @@ from keras_rub.uncertainty import PerturbationSet, check_rho
 
 METHODS = ("auto", "rub", "alpha-rub", "crown", "coap")
 
-# Vertices that are tried first: most samples that can't be certified show it
-# at one of them.
+# Vertices that are tried first where a valid range is given: most samples that
+# can't be certified show it at one of them.
 _QUICK = 8
+
+# Vertices of one sample that are evaluated together.
+_GROUP = 8
 
 # A certified radius below this is returned as 0.
 _SMALLEST_RADIUS = 1e-9
@@ -374,7 +377,11 @@ class _Engine:
         return margins, vertices
 
     def _quick(self, x, labels, rho):
-        worst = self._bound(x, labels, rho).worst_case(_QUICK)
+        """Margins that the bound is certain to reach, and where."""
+        bound = self._bound(x, labels, rho)
+        if bound.room is None:
+            return screening.first_order(bound)
+        worst = bound.worst_case(_QUICK)
         return worst.margins, worst.vertices[..., 0]
 
     def _finish(self, x, labels, rho, allowance):
@@ -384,11 +391,10 @@ class _Engine:
             worst = bound.worst_case("all")
             return worst.margins, worst.vertices[..., 0]
         upper = pruning.upper_margins(bound)
-        risky = tf.reduce_any(upper >= -allowance[:, None], axis=-1)
-        pairs = tf.cast(tf.where(risky), tf.int32)
-        values = self._at_pairs(bound, pairs)
-        count = tf.shape(bound.x)[0]
-        exact = tf.math.unsorted_segment_max(values, pairs[:, 0], count)
+        score = tf.reduce_max(upper + allowance[:, None], axis=-1)
+        # The negation, so that NaN counts as risky.
+        risky = tf.logical_not(score < 0)
+        exact = self._at_risky(bound, tf.where(risky, score, -np.inf))
         lowest = tf.cast(self.dtype.min, self.dtype)
         harmless = tf.reduce_max(
             tf.where(risky[..., None], lowest, upper), axis=1
@@ -398,10 +404,34 @@ class _Engine:
         worst = tf.argmax(upper, axis=1, output_type=tf.int32)
         return margins, worst
 
-    def _at_pairs(self, bound, pairs):
-        """Exact values [P, K - 1] at pairs [P, 2] of sample and vertex."""
-        rows = tf.constant(max(self.memory_budget // bound.row_bytes(), 1))
-        total = tf.shape(pairs)[0]
+    def _at_risky(self, bound, score):
+        """Largest exact value [batch, K - 1] where `score` is not -inf.
+
+        The risky vertices of a sample are evaluated in small groups, so that
+        what belongs to the sample is read once for each of them.
+        """
+        counts = tf.reduce_sum(tf.cast(score > -np.inf, tf.int32), axis=1)
+        groups = -(-tf.reduce_max(counts) // _GROUP)
+        _, order = tf.math.top_k(
+            score, tf.minimum(groups * _GROUP, bound.num_vertices)
+        )
+        # The last group may repeat the sample's first vertex.
+        missing = groups * _GROUP - tf.shape(order)[1]
+        order = tf.concat(
+            [order, tf.repeat(order[:, :1], missing, axis=1)], axis=1
+        )
+        order = tf.reshape(order, [-1, groups, _GROUP])
+        first = tf.range(groups) * _GROUP
+        wanted = tf.cast(tf.where(first[None] < counts[:, None]), tf.int32)
+        values = self._at_groups(bound, order, wanted)
+        return tf.math.unsorted_segment_max(
+            values, wanted[:, 0], tf.shape(score)[0]
+        )
+
+    def _at_groups(self, bound, order, wanted):
+        """Largest values [G, K - 1] of groups [G, 2] of sample and number."""
+        rows = max(self.memory_budget // bound.row_bytes() // _GROUP, 1)
+        total = tf.shape(wanted)[0]
         width = bound.relaxation.constant.shape[-1]
         parts = tf.TensorArray(
             self.dtype, size=0, dynamic_size=True, infer_shape=False
@@ -409,11 +439,14 @@ class _Engine:
 
         def step(first, parts):
             last = tf.minimum(first + rows, total)
-            some = pairs[first:last]
-            values = bound.take(some[:, 0]).at(some[:, 1:])[:, 0]
+            some = wanted[first:last]
+            vertices = tf.gather_nd(order, some)
+            values = bound.take(some[:, 0]).at(vertices)
+            values = tf.where(tf.math.is_nan(values), self.dtype.max, values)
+            values = tf.reduce_max(values, axis=1)
             return last, parts.write(parts.size(), values)
 
-        # One row that changes nothing, so that there is always a part.
+        # A part with no rows, so that there is always one.
         parts = parts.write(0, tf.zeros([0, width], self.dtype))
         _, parts = tf.while_loop(
             lambda first, parts: first < total,
@@ -421,9 +454,7 @@ class _Engine:
             (tf.constant(0), parts),
             parallel_iterations=1,
         )
-        values = parts.concat()
-        values = tf.where(tf.math.is_nan(values), self.dtype.max, values)
-        return tf.ensure_shape(values, [None, width])
+        return tf.ensure_shape(parts.concat(), [None, width])
 
     # One batch ----------------------------------------------------------------
 

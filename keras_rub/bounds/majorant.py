@@ -303,9 +303,14 @@ class Relaxation:
         if isinstance(operation, Convex):
             # Halved where it is cheapest: on the small tensors of a line.
             slope, height = operation.activation.line(choice)
-            negative = _for_each_point(
-                tf.multiply, bound.negative, 0.5 * slope, copies
-            )
+            if bound.radius is None:
+                negative = _for_each_point(
+                    tf.multiply, bound.center, -0.5 * slope, copies
+                )
+            else:
+                negative = _for_each_point(
+                    tf.multiply, bound.negative, 0.5 * slope, copies
+                )
             if height is not None:
                 negative = _for_each_point(
                     tf.subtract, negative, 0.5 * height, copies

@@ -15,16 +15,20 @@ from keras_rub.bounds.program import Affine, Convex
 
 
 def can_prune(bound) -> bool:
-    """Whether the network has the form that pruning knows."""
-    return (
-        bound.start is not None
-        and all(
-            isinstance(operation, (Affine, Convex))
-            and len(operation.inputs) == 1
-            for operation in bound.start.rest
-        )
-        and screening.reads_once(bound.start)
-    )
+    """Whether the network is a chain that is narrow enough."""
+    if bound.start is None or not screening.reads_once(bound.start):
+        return False
+    value = bound.start.value
+    for operation in bound.start.rest:
+        shape = bound.relaxation.values[operation.output].shape[1:]
+        if (
+            not isinstance(operation, (Affine, Convex))
+            or operation.inputs != (value,)
+            or tf.TensorShape(shape).num_elements() > screening.WIDEST_MATRIX
+        ):
+            return False
+        value = operation.output
+    return True
 
 
 def upper_margins(bound) -> tf.Tensor:
@@ -44,50 +48,52 @@ def _chords(bound) -> dict[int, tuple[tf.Tensor, tf.Tensor]]:
     its range is exact; only the excess is rounded up.
     """
     relaxation, start = bound.relaxation, bound.start
-    batch = tf.shape(bound.x)[0]
     free = bound.num_vertices // 2
     features, steps = bound.expansion.moves(tf.range(free), bound.x.dtype)
-    tangents = steps[:, None] * tf.gather(start.response, features)
-    tangents = tf.repeat(tangents[None], batch, axis=0)
-    tangents = tf.reshape(tangents, [-1, *start.clean.shape[1:]])
-    value = start.clean
+    # How much each feature moves the linear part: [batch or 1, M, width].
+    tangents = (steps[:, None] * tf.gather(start.response, features))[None]
+    source, value = start.value, start.clean
+    slope = None  # of the activation that the tangents have yet to pass
     upper = negative = tf.zeros_like(value)  # the excess of U and of N
     chords = {}
     for operation in start.rest:
         if isinstance(operation, Affine):
-            tangents = operation.apply(tangents) - operation.apply(
-                tf.zeros_like(tangents[:1])
+            matrix = screening.matrix_of(
+                [operation], source, operation.output, relaxation.values
             )
+            if slope is not None:
+                # The slopes go into the small factor of the product.
+                matrix = tf.reshape(slope, [-1, matrix.shape[0], 1]) * matrix
+                slope = None
+            tangents = tf.matmul(tangents, matrix)
             center = operation.apply(value + (upper - negative) * 0.5)
             value = operation.apply(value)
             radius = operation.magnitude((upper + negative) * 0.5)
-            upper, negative = (
-                radius + (center - value),
-                radius - (center - value),
+            shift = center - value
+            upper, negative = radius + shift, radius - shift
+        else:
+            reach = tf.maximum(
+                tf.reduce_max(tangents, axis=1),
+                -tf.reduce_min(tangents, axis=1),
             )
-            continue
-        grouped = tf.reshape(tangents, [batch, free, *tangents.shape[1:]])
-        reach = tf.reduce_max(tf.abs(grouped), axis=1)
-        shape = [-1] + [1] * (len(reach.shape) - 1)
-        reach *= tf.reshape(bound.rho, shape)
-        low, high = value - reach, value + reach
-        activation = operation.activation
-        slope, height = activation.line(relaxation.choices[operation.output])
-        if height is None:
-            height = tf.zeros_like(slope)
-        lines = convex_lines(operation, Interval(low, high + upper), "coap")
-        chords[operation.output] = (lines.upper_slope, lines.upper_height)
-
-        # A convex function is furthest above a line at an end of its range.
-        def above(end, upper=upper, slope=slope, height=height, f=activation):
-            return f.function(end + upper) - slope * end - height
-
-        upper = tf.maximum(above(low), above(high))
-        negative = slope * negative
-        value = slope * value + height
-        tangents = tf.reshape(
-            grouped * slope[:, None], [-1, *tangents.shape[1:]]
-        )
+            reach = tf.reshape(reach * bound.rho[:, None], tf.shape(value))
+            activation = operation.activation
+            slope, height = activation.line(
+                relaxation.choices[operation.output]
+            )
+            if height is None:
+                height = tf.zeros_like(slope)
+            low, high = value - reach, value + reach
+            lines = convex_lines(operation, Interval(low, high + upper), "coap")
+            chords[operation.output] = (lines.upper_slope, lines.upper_height)
+            # A convex function is furthest above a line at an end.
+            above = [
+                activation.function(end + upper) - slope * end - height
+                for end in (low, high)
+            ]
+            upper, negative = tf.maximum(*above), slope * negative
+            value = slope * value + height
+        source = operation.output
     # The first activation is evaluated exactly, for each vertex.
     del chords[start.rest[0].output]
     return chords

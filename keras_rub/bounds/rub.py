@@ -100,10 +100,13 @@ class VertexBound:
         )
         self.expansion = network.expansion
         self.x = x
-        self.rho = tf.broadcast_to(tf.cast(rho, x.dtype), tf.shape(x)[:1])
+        # [1] or [batch]: a common radius is multiplied into the vertices,
+        # not into each sample's.
+        self.scale = tf.reshape(tf.cast(rho, x.dtype), [-1])
         self.room = room
         if room is not None:
-            self.rho = tf.minimum(self.rho, self._longest_valid_move())
+            self.scale = tf.minimum(self.scale, self._longest_valid_move())
+        self.rho = tf.broadcast_to(self.scale, tf.shape(x)[:1])
         self.memory_budget = memory_budget
         self.start = screening.first_layer(self.relaxation, self.expansion)
 
@@ -133,7 +136,7 @@ class VertexBound:
         """
         copies = tf.shape(vertices)[-1]
         if self.start is not None:
-            values, operations = self.start.at(vertices, self.rho)
+            values, operations = self.start.at(vertices, self.scale)
             return self.relaxation.margins(values, copies, operations)
         points = self.expansion.call(self.x, vertices, self.rho)
         points = tf.reshape(
@@ -204,7 +207,7 @@ class VertexBound:
         taken = copy.copy(self)
         taken.relaxation = self.relaxation.take(samples)
         taken.x = tf.gather(self.x, samples)
-        taken.rho = tf.gather(self.rho, samples)
+        taken.rho = taken.scale = tf.gather(self.rho, samples)
         if self.start is not None:
             taken.start = self.start.take(samples)
         return taken

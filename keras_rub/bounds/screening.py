@@ -14,11 +14,11 @@ from collections.abc import Mapping
 import tensorflow as tf
 
 from keras_rub.bounds.majorant import Majorant, Relaxation
-from keras_rub.bounds.program import Convex, Operation, frontier
+from keras_rub.bounds.program import Affine, Convex, Operation, frontier
 from keras_rub.bounds.vertex_expansion import VertexExpansion
 
-# The widest first layer whose response to every feature is kept as a matrix.
-_WIDEST_RESPONSE = 4096
+# The widest affine map that is written out as a matrix.
+WIDEST_MATRIX = 4096
 
 
 @dataclasses.dataclass
@@ -82,25 +82,37 @@ def first_layer(
     value, inside, rest = cut
     clean = relaxation.values[value]
     width = tf.TensorShape(clean.shape[1:]).num_elements()
-    if width > _WIDEST_RESPONSE:
+    if width > WIDEST_MATRIX:
         return None
-    # Row h of the gradient of output h by the input, for a batch of H inputs:
-    # the whole matrix of the affine map in one pass backward.
-    shape = relaxation.values[0].shape[1:]
-    zeros = tf.zeros([width, *shape], clean.dtype)
+    response = matrix_of(inside, 0, value, relaxation.values)
+    return FirstLayer(value, clean, response, expansion, rest)
+
+
+def matrix_of(
+    operations: list[Affine],
+    source: int,
+    target: int,
+    values: Mapping[int, tf.Tensor],
+) -> tf.Tensor:
+    """The matrix [inputs, outputs] of a chain of affine operations.
+
+    Row h of the gradient of output h by the input, for a batch of H inputs:
+    the whole matrix in one pass backward.
+    """
+    width = tf.TensorShape(values[target].shape[1:]).num_elements()
+    zeros = tf.zeros([width, *values[source].shape[1:]], values[source].dtype)
     with tf.GradientTape() as tape:
         tape.watch(zeros)
-        values = {0: zeros}
-        for operation in inside:
-            values[operation.output] = operation.apply(
-                *(values[index] for index in operation.inputs)
+        found = {source: zeros}
+        for operation in operations:
+            found[operation.output] = operation.apply(
+                *(found[index] for index in operation.inputs)
             )
-        output = tf.reshape(values[value], [width, width])
+        output = tf.reshape(found[target], [width, width])
     rows = tape.gradient(
-        output, zeros, output_gradients=tf.eye(width, dtype=clean.dtype)
+        output, zeros, output_gradients=tf.eye(width, dtype=zeros.dtype)
     )
-    response = tf.transpose(tf.reshape(rows, [width, -1]))
-    return FirstLayer(value, clean, response, expansion, rest)
+    return tf.transpose(tf.reshape(rows, [width, -1]))
 
 
 @dataclasses.dataclass
@@ -224,7 +236,7 @@ def dense_scores(bound, linear: Linearised) -> tf.Tensor:
     )
     function = linear.operation.activation.function
     start = tf.matmul(function(clean), upper, transpose_b=True)
-    rho = bound.rho[:, None, None]
+    rho = bound.scale[:, None, None]
 
     def score(vertices):
         shifts = bound.start.shifts(vertices)[None]
@@ -240,6 +252,37 @@ def dense_scores(bound, linear: Linearised) -> tf.Tensor:
 
 def _gradient_scores(bound) -> tf.Tensor:
     """The first-order change of the majorant, where no cut is known."""
+    features, steps = bound.expansion.moves(
+        tf.range(bound.num_vertices), bound.x.dtype
+    )
+    change = tf.gather(_gradient(bound), features, axis=-1) * steps
+    return tf.transpose(change * bound.rho[:, None, None], [0, 2, 1])
+
+
+def first_order(bound) -> tuple[tf.Tensor, tf.Tensor]:
+    """The largest first-order value of each margin, and its vertex.
+
+    A convex function is nowhere below its tangent, so the true maximum is at
+    least as large.
+
+    Returns:
+        Margins and vertices, both [batch, K - 1].
+    """
+    half = bound.num_vertices // 2
+    if not half:
+        clean = bound.relaxation.clean_margins
+        return clean, tf.zeros_like(clean, tf.int32)
+    features, steps = bound.expansion.moves(tf.range(half), bound.x.dtype)
+    change = tf.gather(_gradient(bound), features, axis=-1) * steps
+    best = tf.argmax(tf.abs(change), axis=-1, output_type=tf.int32)
+    chosen = tf.gather(change, best, axis=-1, batch_dims=2)
+    margins = bound.relaxation.clean_margins
+    margins += bound.rho[:, None] * tf.abs(chosen)
+    return margins, tf.where(chosen > 0, best, best + half)
+
+
+def _gradient(bound) -> tf.Tensor:
+    """Derivatives [batch, K - 1, M] of the majorant at the clean input."""
     relaxation = bound.relaxation
     competitors = relaxation.constant.shape[-1]
     points = tf.repeat(bound.x, competitors, axis=0)
@@ -247,15 +290,10 @@ def _gradient_scores(bound) -> tf.Tensor:
         tape.watch(points)
         margins = relaxation.margins({0: Majorant(points)}, competitors)
         own = tf.linalg.diag_part(margins)
-    gradient = tf.reshape(
+    return tf.reshape(
         tape.gradient(own, points),
         [-1, competitors, bound.expansion.input_size],
     )
-    features, steps = bound.expansion.moves(
-        tf.range(bound.num_vertices), bound.x.dtype
-    )
-    change = tf.gather(gradient, features, axis=-1) * steps
-    return tf.transpose(change * bound.rho[:, None, None], [0, 2, 1])
 
 
 def _local_layer(inside: list[Operation]):
