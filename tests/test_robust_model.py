@@ -235,9 +235,18 @@ def test_compiled_base_needs_no_compile(wrap, data):
 def test_compiled_base_with_functions_of_the_user(wrap, data):
     x, y = data
     base = mlp()
-    base.compile("sgd", logit_loss, metrics=["accuracy", share_of_class_0])
+    base.compile(
+        "sgd",
+        logit_loss,
+        metrics=[keras.metrics.SparseCategoricalAccuracy(name="accuracy")],
+        weighted_metrics=[share_of_class_0],
+    )
     predicted = np.argmax(base(x), axis=1)
-    logs = evaluate(wrap(base), x, y)
+    # The two models count apart, also when they are used in turns.
+    use_base = keras.callbacks.LambdaCallback(
+        on_test_batch_end=lambda batch, logs: evaluate(base, x[:1], y[:1])
+    )
+    logs = evaluate(wrap(base), x, y, batch_size=20, callbacks=[use_base])
     assert logs["clean_loss"] == pytest.approx(mean_loss(base(x), y), rel=1e-5)
     assert logs["accuracy"] == pytest.approx(np.mean(predicted == y))
     assert logs["share_of_class_0"] == pytest.approx(np.mean(predicted == 0))
@@ -379,6 +388,15 @@ def test_graph_eager_and_several_steps_agree(wrap, model, data):
         other = compiled(wrap, functional(), **how)
         weights = fit_from(other, start, x, y, batch_size=20)
         assert_same(weights, graph, 1e-5)
+
+
+def test_xla_is_not_chosen_on_a_gpu(wrap, monkeypatch):
+    # It would drop the checks of the inputs, and can't compile every search.
+    gpu = tf.config.PhysicalDevice("GPU:0", "GPU")
+    monkeypatch.setattr(tf.config, "list_physical_devices", lambda *_: [gpu])
+    plain, model = mlp(), compiled(wrap)
+    plain.compile("sgd", "mse")
+    assert plain.jit_compile and not model.jit_compile
 
 
 def test_gradient_clipping_and_frozen_layers(wrap, data):

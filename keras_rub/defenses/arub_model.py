@@ -67,7 +67,7 @@ class ARUBModel(MarginModel):
 
     def robust_outputs(self, x, labels, rho, found):
         return first_order_margins(
-            lambda points: self.base(points, training=False),
+            self.logits_of,
             x,
             labels,
             rho,

@@ -83,6 +83,9 @@ class RobustModel(keras.Model):
         _check_base(base)
         kwargs.setdefault("dtype", base.dtype_policy)
         super().__init__(**kwargs)
+        # XLA drops the checks of the inputs, and can't compile the loop over
+        # chunks of vertices.
+        self.supports_jit = False
         self.base = base
         self.perturbations = perturbations
         self.num_classes = None
@@ -134,6 +137,7 @@ class RobustModel(keras.Model):
     @mix.setter
     def mix(self, value: float | Schedule):
         self._set("mix", value)
+        self._log_mix |= callable(value) or value != 1.0
 
     def _set(self, name: str, value: float | Schedule):
         schedule = value if callable(value) else None
@@ -187,8 +191,7 @@ class RobustModel(keras.Model):
 
     def compile(self, optimizer="rmsprop", loss=None, *args, **kwargs):
         """As `keras.Model.compile`; a loss is checked for what it must do."""
-        if isinstance(loss, str) and loss in _LOGIT_LOSSES:
-            loss = _LOGIT_LOSSES[loss](from_logits=True)
+        loss = keras.tree.map_structure(_on_logits, loss)
         if loss is not None:
             self.check_loss(loss)
         super().compile(optimizer, loss, *args, **kwargs)
@@ -200,28 +203,27 @@ class RobustModel(keras.Model):
         ]
         for metric in self._input_metrics:
             metric.attach(self)
+        if self.built:
+            # Else Keras does so inside the first step, which TensorFlow then
+            # traces twice.
+            self.optimizer.build(self.trainable_variables)
 
     def compile_from_config(self, config):
         # Keras skips this for a class with its own `compile`.
         self.compile(**keras.saving.deserialize_keras_object(config))
-        if self.built:
-            self.optimizer.build(self.trainable_variables)
 
     def check_loss(self, loss: Any) -> None:
         """Raises if the defence can't work with this Keras loss."""
 
     def _compile_like(self, base: keras.Model) -> None:
-        settings = keras.saving.deserialize_keras_object(
-            # Functions of the user can't be rebuilt from their names, and
-            # need not be: the base still has them.
-            {**base.get_compile_config(), "loss": None, "metrics": None}
+        # The settings as the user gave them: functions can't be rebuilt from
+        # the public config, which has only their names.
+        self.compile(
+            **{
+                name: keras.tree.map_structure(_fresh_copy, value)
+                for name, value in base._compile_config.config.items()
+            }
         )
-        settings["loss"] = base.loss
-        compiled = base._compile_metrics
-        if compiled is not None:
-            settings["metrics"] = compiled._user_metrics
-            settings["weighted_metrics"] = compiled._user_weighted_metrics
-        self.compile(**settings)
 
     @checks.with_clear_errors
     def fit(self, *args, **kwargs):
@@ -351,6 +353,15 @@ class RobustModel(keras.Model):
         checks.require_in_range(features, self.perturbations.input_range)
         return features
 
+    def logits_of(self, features: tf.Tensor) -> tf.Tensor:
+        """The base model's inference-mode outputs for the perturbed tensor."""
+        inputs = features
+        if getattr(self.base, "inputs", None):
+            inputs = keras.tree.pack_sequence_as(
+                _input_structure(self.base), [features]
+            )
+        return self.base(inputs, training=False)
+
     def prepare(self) -> None:
         """Checks what is only known of a built model; runs once."""
         if self.num_classes is not None:
@@ -376,7 +387,11 @@ class RobustModel(keras.Model):
         base = keras.saving.serialize_keras_object(self.base)
         # The wrapper's own compile settings are the ones that matter.
         base.pop("compile_config", None)
-        config = {"name": self.name, "base": base}
+        config = {
+            "name": self.name,
+            "dtype": self.dtype_policy.name,
+            "base": base,
+        }
         for name in ("rho", "mix"):
             schedule = self._schedules.get(name)
             config[name] = (
@@ -397,6 +412,19 @@ class RobustModel(keras.Model):
             for name, value in config.items()
         }
         return cls(**config)
+
+
+def _on_logits(loss):
+    if isinstance(loss, str) and loss in _LOGIT_LOSSES:
+        return _LOGIT_LOSSES[loss](from_logits=True)
+    return loss
+
+
+def _fresh_copy(setting):
+    """A copy of what has state, so that two models don't share it."""
+    if isinstance(setting, (keras.optimizers.Optimizer, keras.metrics.Metric)):
+        return type(setting).from_config(setting.get_config())
+    return setting
 
 
 def _as_float(inputs):
