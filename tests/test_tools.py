@@ -30,7 +30,7 @@ def load(path):
 
 _SHARED = {
     "out", "dataset", "data_dir", "norm", "rho", "method", "samples", "model",
-    "input_range", "epochs",
+    "input_range", "epochs", "vertices",
 }  # fmt: skip
 
 

@@ -41,6 +41,14 @@ _RHO_RAMP = flags.DEFINE_float(
     lower_bound=0.0,
     upper_bound=1.0,
 )
+_INPUT_RANGE = flags.DEFINE_bool(
+    "input_range",
+    False,
+    "With rub: hold the attacker to the data set's valid range.",
+)
+_VERTICES = flags.DEFINE_integer(
+    "vertices", 16, "With rub: vertices a sample to evaluate.", lower_bound=1
+)
 _ARCHITECTURE = flags.DEFINE_enum(
     "architecture", "mlp", ["mlp", "mlp1", "cnn"], "The network."
 )
@@ -64,6 +72,8 @@ def settings() -> dict:
         "norm": _NORM.value,
         "rho": _RHO.value,
         "rho_ramp": _RHO_RAMP.value,
+        "input_range": _INPUT_RANGE.value,
+        "vertices": _VERTICES.value,
         "architecture": _ARCHITECTURE.value,
         "learning_rate": _LEARNING_RATE.value,
         "batch_size": _BATCH_SIZE.value,
@@ -81,7 +91,9 @@ def make_base(data: datasets.Dataset) -> keras.Model:
     return models.mlp(shape, classes, hidden)
 
 
-def make_model(base: keras.Model, steps: int) -> keras.Model:
+def make_model(
+    base: keras.Model, data: datasets.Dataset, steps: int
+) -> keras.Model:
     """Wraps the network in the defence that was asked for."""
     ramp = round(_RHO_RAMP.value * steps)
     rho = _RHO.value
@@ -90,7 +102,16 @@ def make_model(base: keras.Model, steps: int) -> keras.Model:
     if _DEFENSE.value == "rub":
         if _NORM.value != "1":
             raise app.UsageError("--defense=rub is for --norm=1 only.")
-        return keras_rub.RUBModel(base, rho=rho)
+        if _INPUT_RANGE.value and data.input_range is None:
+            raise app.UsageError(
+                f"--input_range: {_DATASET.value} has no valid range."
+            )
+        return keras_rub.RUBModel(
+            base,
+            rho=rho,
+            input_range=data.input_range if _INPUT_RANGE.value else None,
+            vertices=_VERTICES.value,
+        )
     if _DEFENSE.value == "arub":
         norm = _NORM.value if _NORM.value == "inf" else int(_NORM.value)
         return keras_rub.ARUBModel(base, rho=rho, norm=norm)
@@ -126,7 +147,7 @@ def main(argv):
     epochs = min(_EPOCHS, _STEPS.value)
     per_epoch = -(-_STEPS.value // epochs)
     steps = epochs * per_epoch
-    model = make_model(make_base(data), steps)
+    model = make_model(make_base(data), data, steps)
     model.compile(
         optimizer=keras.optimizers.Adam(
             keras.optimizers.schedules.CosineDecay(_LEARNING_RATE.value, steps),
