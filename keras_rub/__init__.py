@@ -4,7 +4,7 @@ model = keras_rub.RUBModel(base)      # the user's own Keras model
 model.fit(x, y)
 """
 
-from keras_rub import callbacks, datasets, metrics, models
+from keras_rub import attacks, callbacks, datasets, metrics, models
 from keras_rub.bounds import (
     Certificate,
     CertificateTable,
@@ -14,19 +14,31 @@ from keras_rub.bounds import (
     certify,
     register_rule,
 )
-from keras_rub.defenses import ARUBModel, RUBModel
+from keras_rub.defenses import (
+    ARUBModel,
+    BaselineModel,
+    COAPModel,
+    FGSMModel,
+    PGDModel,
+    RUBModel,
+)
 from keras_rub.uncertainty import PerturbationSet
 from keras_rub.version import __version__
 
 __all__ = [
     "ARUBModel",
+    "BaselineModel",
+    "COAPModel",
     "Certificate",
     "CertificateTable",
+    "FGSMModel",
+    "PGDModel",
     "PerturbationSet",
     "RUBModel",
     "UnsupportedLayerError",
     "VertexExpansion",
     "__version__",
+    "attacks",
     "callbacks",
     "certified_radius",
     "certify",

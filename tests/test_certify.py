@@ -205,9 +205,9 @@ def test_planted_counterexample(method, dtype):
     assert below.certified[0]
 
 
-@SETTINGS
+@hypothesis.settings(SETTINGS, max_examples=12)
 @hypothesis.given(
-    kind=st.sampled_from(["mlp", "smooth", "cnn", "residual"]),
+    kind=st.sampled_from(["mlp", "residual"]),
     rho=st.sampled_from([0.1, 0.5, 2.0]),
     seed=st.integers(0, 10**6),
 )

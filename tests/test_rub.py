@@ -273,12 +273,22 @@ def test_valid_range_is_a_fractional_knapsack(name, rng):
             base, x, y, rho, mask=mask, weights=weights, input_range=(0, 1)
         )
         assert np.all(found <= plain + 1e-5 * (1 + np.abs(plain)))
-        values = vertex_margins(base, x, y, rho, mask, weights).numpy()
-        flat, cost = x.reshape(2, -1), weights.reshape(-1)
-        room = np.concatenate([1 - flat[:, free], flat[:, free]], axis=1)
-        cost = np.tile(cost[free], 2)
-        caps = np.minimum(1.0, cost * room / max(rho, 1e-9))
-        assert_allclose(found, knapsack(values, caps), rtol=1e-4, atol=1e-4)
+        flat, cost = x.reshape(2, -1), weights.reshape(-1)[free]
+        up, down = 1 - flat[:, free], flat[:, free]
+        # No move within the range is longer than this.
+        longest = (np.maximum(up, down) * cost).sum(axis=1)
+        room = np.concatenate([up, down], axis=1)
+        for i, radius in enumerate(np.minimum(rho, longest)):
+            values = vertex_margins(
+                base, x[i : i + 1], y[i : i + 1], radius, mask, weights
+            ).numpy()
+            caps = np.tile(cost, 2) * room[i : i + 1] / max(radius, 1e-9)
+            assert_allclose(
+                found[i : i + 1],
+                knapsack(values, np.minimum(1.0, caps)),
+                rtol=1e-4,
+                atol=1e-4,
+            )
 
 
 def test_wide_valid_range_changes_nothing(rng):
@@ -487,7 +497,7 @@ def test_scores_are_exact_first_layer_and_linear_rest(
     if name != "conv":
         mask = rng.uniform(size=shape) < 0.6
         weights = rng.uniform(0.5, 2.0, shape)
-    monkeypatch.setattr(screening, "_WIDEST_RESPONSE", widest)
+    monkeypatch.setattr(screening, "WIDEST_MATRIX", widest)
     model = RUBModel(base, mask=mask, weights=weights)
     radii = np.array([0.3, 1.0, 4.0], "float32")
     bound = model._bound(tf.constant(x), y, radii)

@@ -491,10 +491,7 @@ class _Engine:
         self, name, state, x, labels, rho, correct, decide_only
     ) -> None:
         if name == "alpha-rub":
-            # Only samples that nothing before has decided, or, for margins
-            # that are comparable between methods, that "rub" has not.
-            done = state.certified if decide_only else state.rub_certified
-            self._run_alpha(state, x, labels, rho, correct & ~done)
+            self._run_alpha(state, x, labels, rho, correct, decide_only)
             return
         active = np.arange(len(labels))
         if decide_only:
@@ -509,17 +506,21 @@ class _Engine:
             margins = {"crown": self.crown, "coap": self.coap}[name](*data)
         state.lower(active, np.asarray(margins), name)
         if name == "rub":
-            state.rub_certified = state.certified.copy()
+            state.rub_margins = state.margins.copy()
 
-    def _run_alpha(self, state, x, labels, rho, wanted) -> None:
-        # Which margins are open is not known where "rub" stopped early.
-        unknown = np.flatnonzero(wanted & np.isinf(state.margins).any(axis=-1))
+    def _run_alpha(self, state, x, labels, rho, correct, decide_only) -> None:
+        # The margins that "rub" left open, so that the result is never above
+        # that of "alpha-rub" alone; or just those that nothing has decided.
+        margins = state.margins if decide_only else state.rub_margins
+        open_ = ~(margins < -state.allowance)
+        wanted = correct & open_.any(axis=-1)
+        # Which they are is not known where "rub" stopped early.
+        unknown = np.flatnonzero(wanted & np.isinf(margins).any(axis=-1))
         if len(unknown):
-            margins, _ = self.rub(x[unknown], labels[unknown], rho[unknown])
-            state.lower(unknown, margins.numpy(), "rub")
-        rows, columns = np.nonzero(
-            wanted[:, None] & ~(state.margins < -state.allowance)
-        )
+            found, _ = self.rub(x[unknown], labels[unknown], rho[unknown])
+            state.lower(unknown, found.numpy(), "rub")
+            open_ = ~(state.margins < -state.allowance)
+        rows, columns = np.nonzero(wanted[:, None] & open_)
         # As many pairs at once as there are samples in a batch.
         for first in range(0, len(rows), len(labels)):
             some = slice(first, first + len(labels))
@@ -587,7 +588,7 @@ class _State:
         self.allowance = allowance
         self.margins = np.full_like(allowance, np.inf)
         self.decided_by = np.full(len(allowance), "", dtype="<U9")
-        self.rub_certified = np.zeros(len(allowance), bool)
+        self.rub_margins = self.margins
 
     @property
     def certified(self) -> np.ndarray:

@@ -1,6 +1,16 @@
 """Defences: Keras models that train another one to be robust."""
 
 from keras_rub.defenses.arub_model import ARUBModel
+from keras_rub.defenses.baseline_model import BaselineModel
+from keras_rub.defenses.coap_model import COAPModel
+from keras_rub.defenses.pgd_model import FGSMModel, PGDModel
 from keras_rub.defenses.rub_model import RUBModel
 
-__all__ = ["ARUBModel", "RUBModel"]
+__all__ = [
+    "ARUBModel",
+    "BaselineModel",
+    "COAPModel",
+    "FGSMModel",
+    "PGDModel",
+    "RUBModel",
+]

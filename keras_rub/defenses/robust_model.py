@@ -28,7 +28,7 @@ _LOGIT_LOSSES = {
 }
 
 
-class _Step(NamedTuple):
+class Step(NamedTuple):
     """What the first part of a training or test step found out."""
 
     features: tf.Tensor
@@ -275,16 +275,9 @@ class RobustModel(keras.Model):
         with tf.control_dependencies([labels]):
             y = keras.tree.map_structure(tf.identity, y)
         found = self.search(features, labels, rho)
-        return y, _Step(features, labels, rho, mix, found)
+        return y, Step(features, labels, rho, mix, found)
 
     def _both_losses(self, x, y, sample_weight, step, training):
-        adversary = self.robust_outputs(
-            step.features, step.labels, step.rho, step.found
-        )
-        # After the robust pass, so that both losses see the same moving
-        # statistics and only the regularisation of this one pass.
-        y_pred = self(x, training=training)
-
         def loss(outputs):
             return self.compute_loss(
                 x=x,
@@ -294,7 +287,12 @@ class RobustModel(keras.Model):
                 training=training,
             )
 
-        clean, robust = loss(y_pred), loss(adversary)
+        # The robust pass first, so that it sees the moving statistics as the
+        # search did; the losses last, so that both count the regularisation
+        # of one and the same pass.
+        robust_loss = self.robust_loss(loss, step)
+        y_pred = self(x, training=training)
+        clean, robust = loss(y_pred), robust_loss()
         mix = tf.cast(step.mix, robust.dtype)
         return y_pred, {
             "loss": mix * robust + (1.0 - mix) * clean,
@@ -336,6 +334,20 @@ class RobustModel(keras.Model):
     ) -> tf.Tensor:
         """What stands in for the logits [batch, K] in the robust loss."""
         raise NotImplementedError
+
+    def robust_loss(
+        self, loss: Callable[[tf.Tensor], tf.Tensor], step: Step
+    ) -> Callable[[], tf.Tensor]:
+        """Runs the robust pass; the result gives its loss when called.
+
+        Args:
+            loss: function from outputs [batch, K] to the compiled loss.
+            step: what `search` found, and for which inputs.
+        """
+        outputs = self.robust_outputs(
+            step.features, step.labels, step.rho, step.found
+        )
+        return lambda: loss(outputs)
 
     # Inputs and outputs -----------------------------------------------------
 

@@ -1,0 +1,87 @@
+"""COAP: training on a linear relaxation of the network."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+
+from keras_rub.bounds.linear import LinearRelaxation
+from keras_rub.bounds.majorant import Classes
+from keras_rub.bounds.program import lower
+from keras_rub.defenses.robust_model import MarginModel, Schedule
+from keras_rub.uncertainty import PerturbationSet
+
+
+@keras.saving.register_keras_serializable("keras_rub")
+class COAPModel(MarginModel):
+    """Trains a classifier on a provable bound from a linear relaxation.
+
+    Every activation is held between two parallel lines over the range that
+    its input can reach, and the margins are bounded by the linear function
+    that results ("convex outer adversarial polytope"). The bound holds for
+    every perturbation in the ball. One step costs much more than one of
+    `RUBModel` or `ARUBModel`, and the bound is loose for deep networks and
+    large radii: ramp the radius.
+
+    Args:
+        base: Sequential or Functional `keras.Model` with logits [batch, K] as
+            its output, made of layers that have a rule.
+        rho: float or function of the step. The radius, in the units of the
+            base model's input. Defaults to `0.1`.
+        norm: 1, 2 or `"inf"`. The norm of the perturbation. Defaults to
+            `"inf"`.
+        mix: float in [0, 1] or function of the step. The weight of the robust
+            loss. Defaults to `1.0`.
+        input_range: pair `(low, high)`, or `None`. The valid inputs. Defaults
+            to `None`.
+        mask: boolean array that broadcasts to one input, or `None`. The
+            features that may change. Defaults to `None`, all of them.
+        weights: positive array that broadcasts to one input, or `None`. The
+            cost of moving each feature by one unit. Defaults to `None`.
+        **kwargs: other `keras.Model` arguments, such as `name`.
+
+    References:
+        - Wong, Kolter. "Provable Defenses against Adversarial Examples via
+          the Convex Outer Adversarial Polytope".
+    """
+
+    def __init__(
+        self,
+        base: keras.Model,
+        rho: float | Schedule = 0.1,
+        norm: int | str = "inf",
+        *,
+        mix: float | Schedule = 1.0,
+        input_range: tuple[Any, Any] | None = None,
+        mask: Any = None,
+        weights: Any = None,
+        **kwargs,
+    ):
+        super().__init__(
+            base,
+            rho,
+            mix=mix,
+            perturbations=PerturbationSet(
+                norm, mask=mask, weights=weights, input_range=input_range
+            ),
+            **kwargs,
+        )
+        self._program = None
+        self.setup()
+
+    def prepare(self):
+        super().prepare()
+        if self._program is None:
+            self.perturbations.check_shape(self.base.inputs[0].shape[1:])
+            self._program = lower(self.base)
+
+    def robust_outputs(self, x, labels, rho, found):
+        classes = Classes(labels, self.num_classes)
+        relaxation = LinearRelaxation(
+            self._program, x, rho, self.perturbations, "coap"
+        )
+        return classes.to_classes(relaxation.margins(classes))
+
+    def get_config(self):
+        return {**super().get_config(), **self.perturbations.get_config()}
