@@ -1,12 +1,12 @@
-# `make demo` and `make test` are all a fresh machine with Python and make
+# `make demo` and `make test` are all that a fresh machine with Python and make
 # needs; the rest is for developers.
 
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-# Quiet TensorFlow's start-up banner; errors still show.
-export TF_CPP_MIN_LOG_LEVEL ?= 2
+# Quiet TensorFlow's start-up banner.
+export TF_CPP_MIN_LOG_LEVEL ?= 3
 
 .PHONY: demo test test-slow lint benchmark clean
 
@@ -26,16 +26,16 @@ lint: $(VENV)/.installed-test
 benchmark: $(VENV)/.installed
 	$(BIN)/python tools/benchmark.py
 
-$(VENV)/bin/python:
+$(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
-# The stamps make both commands do nothing twice: an install runs again only
-# when the requirements change.
-$(VENV)/.installed: setup.py keras_rub/version.py | $(VENV)/bin/python
+# The stamps make both commands idempotent: an install runs again only when the
+# requirements change.
+$(VENV)/.installed: setup.py keras_rub/version.py | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e .
 	touch $@
 
-$(VENV)/.installed-test: setup.py keras_rub/version.py | $(VENV)/bin/python
+$(VENV)/.installed-test: setup.py keras_rub/version.py | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[test]"
 	touch $@ $(VENV)/.installed
 

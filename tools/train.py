@@ -47,7 +47,7 @@ _INPUT_RANGE = flags.DEFINE_bool(
     "With rub: hold the attacker to the data set's valid range.",
 )
 _VERTICES = flags.DEFINE_integer(
-    "vertices", 16, "With rub: vertices a sample to evaluate.", lower_bound=1
+    "vertices", 32, "With rub: vertices a sample to evaluate.", lower_bound=1
 )
 _ARCHITECTURE = flags.DEFINE_enum(
     "architecture", "mlp", ["mlp", "mlp1", "cnn"], "The network."

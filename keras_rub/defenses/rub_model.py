@@ -39,7 +39,7 @@ class RUBModel(MarginModel):
         weights: positive array that broadcasts to one input, or `None`. The
             cost of moving each feature by one unit. Defaults to `None`.
         vertices: int or `"all"`. How many vertices a sample to evaluate.
-            Defaults to `16`.
+            Defaults to `32`.
         memory_budget: int. Bytes that one chunk of vertices may take.
             Defaults to `2**26` (64 MiB).
         **kwargs: other `keras.Model` arguments, such as `name`.
@@ -66,7 +66,7 @@ class RUBModel(MarginModel):
         input_range: tuple[Any, Any] | None = None,
         mask: Any = None,
         weights: Any = None,
-        vertices: int | str = 16,
+        vertices: int | str = 32,
         memory_budget: int = 2**26,
         **kwargs,
     ):
