@@ -16,11 +16,9 @@ import matplotlib
 import numpy as np
 import tensorflow as tf
 from absl import app, flags
-from sklearn.datasets import load_digits
-from sklearn.model_selection import train_test_split
 
 import keras_rub
-from keras_rub import models
+from keras_rub import datasets, models
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
@@ -32,23 +30,25 @@ _SAMPLES = flags.DEFINE_integer("samples", 360, "Test digits to look at.")
 RADII = (0.0, 0.25, 0.5, 1.0, 1.5, 2.0)
 
 
-def load():
-    """Digits in [0, 1], split into training, validation and test sets."""
-    digits = load_digits()
-    x = (digits.data / 16.0).astype("float32")
-    rest_x, test_x, rest_y, test_y = train_test_split(
-        x, digits.target, test_size=360, stratify=digits.target, random_state=0
-    )
-    train_x, valid_x, train_y, valid_y = train_test_split(
-        rest_x, rest_y, test_size=200, stratify=rest_y, random_state=0
-    )
-    return (train_x, train_y), (valid_x, valid_y), (test_x, test_y)
+class EpochBar(keras.callbacks.Callback):
+    """One progress bar for the whole training."""
+
+    def on_train_begin(self, logs=None):
+        self.bar = keras.utils.Progbar(
+            self.params["epochs"],
+            unit_name="epoch",
+            stateful_metrics=["loss", "val_accuracy"],
+        )
+
+    def on_epoch_end(self, epoch, logs=None):
+        names = ("loss", "val_accuracy")
+        self.bar.update(epoch + 1, [(name, logs[name]) for name in names])
 
 
-def train(name, make, train_set, valid_set):
+def train(name, make, data):
     """Trains one network and returns it."""
     keras.utils.set_random_seed(0)
-    base = models.mlp((64,), 10, hidden=(100, 100))
+    base = models.mlp(data.input_shape, data.num_classes, hidden=(100, 100))
     model, callbacks = make(base)
     model.compile(
         optimizer="adam",
@@ -57,15 +57,13 @@ def train(name, make, train_set, valid_set):
     )
     print(f"\nTraining: {name}")
     model.fit(
-        *train_set,
-        validation_data=valid_set,
+        *data.train,
+        validation_data=data.validation,
         epochs=_EPOCHS.value,
         batch_size=64,
-        callbacks=callbacks,
-        verbose=2 if _EPOCHS.value <= 10 else 0,
+        callbacks=[EpochBar(), *callbacks],
+        verbose=0,
     )
-    scores = model.evaluate(*valid_set, verbose=0, return_dict=True)
-    print(f"validation accuracy {scores['accuracy']:.1%}")
     return base
 
 
@@ -183,12 +181,9 @@ def draw(path, results, bases, x, y):
 
 def main(argv):
     del argv
-    train_set, valid_set, (x, y) = load()
-    x, y = x[: _SAMPLES.value], y[: _SAMPLES.value]
-    bases = {
-        name: train(name, make, train_set, valid_set)
-        for name, make in defences().items()
-    }
+    data = datasets.load("digits")
+    x, y = (part[: _SAMPLES.value] for part in data.test)
+    bases = {name: train(name, make, data) for name, make in defences().items()}
     print("\nAttacking and certifying the test digits")
     results = {name: evaluate(name, base, x, y) for name, base in bases.items()}
     print_table(results)

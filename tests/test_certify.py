@@ -167,7 +167,7 @@ def test_never_unsound_within_limits(kind, method, norm, limits, rho, seed):
 @pytest.mark.slow
 def test_never_unsound_on_a_million_points():
     tried = 0
-    for seed in range(60):
+    for seed in range(20):
         for kind in ("mlp", "smooth", "cnn", "residual"):
             for norm in (1, 2, "inf"):
                 model = network(kind)
@@ -178,7 +178,7 @@ def test_never_unsound_on_a_million_points():
                     model, x, y, rho=rho, norm=norm, verbose=0
                 )
                 tried += try_to_break(
-                    model, x, y, result, rho, norm, rng, count=480
+                    model, x, y, result, rho, norm, rng, count=1500
                 )
     print(f"\n{tried} perturbed points tried, 0 violations")
     assert tried >= 1_000_000
