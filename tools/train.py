@@ -55,6 +55,9 @@ _ARCHITECTURE = flags.DEFINE_enum(
 _LEARNING_RATE = flags.DEFINE_float(
     "learning_rate", 1e-3, "Of Adam, at the start of a cosine decay."
 )
+_WEIGHT_DECAY = flags.DEFINE_float(
+    "weight_decay", 0.0, "Decoupled weight decay of Adam.", lower_bound=0.0
+)
 _BATCH_SIZE = flags.DEFINE_integer("batch_size", 128, "Samples a step.")
 _STEPS = flags.DEFINE_integer("steps", 2000, "Training steps.", lower_bound=1)
 _SEED = flags.DEFINE_integer("seed", 0, "Of weights and of the shuffling.")
@@ -76,6 +79,7 @@ def settings() -> dict:
         "vertices": _VERTICES.value,
         "architecture": _ARCHITECTURE.value,
         "learning_rate": _LEARNING_RATE.value,
+        "weight_decay": _WEIGHT_DECAY.value,
         "batch_size": _BATCH_SIZE.value,
         "steps": _STEPS.value,
         "seed": _SEED.value,
@@ -151,6 +155,7 @@ def main(argv):
     model.compile(
         optimizer=keras.optimizers.Adam(
             keras.optimizers.schedules.CosineDecay(_LEARNING_RATE.value, steps),
+            weight_decay=_WEIGHT_DECAY.value or None,
             global_clipnorm=5.0,
         ),
         loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
