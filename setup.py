@@ -15,9 +15,9 @@ VERSION = re.search(
 # The ranges end below the next release that has not been tried; README.md
 # names the versions that were.
 REQUIRED = [
-    "tensorflow>=2.20,<2.22",
-    "keras>=3.12,<4",
-    "numpy>=1.26,<3",
+    "tensorflow>=2.21,<2.22",
+    "keras>=3.15,<3.16",
+    "numpy>=2,<3",
     "absl-py>=2.1",
     "tensorflow-datasets>=4.9.9,<5",
     # tensorflow-datasets imports it when it prepares a data set, but does
