@@ -2,8 +2,7 @@
 
 A computed bound differs from the true one by rounding. The allowance is the
 machine epsilon times the sum of the magnitudes of all terms that enter the
-margin, over the whole perturbation set. On trained MNIST networks the error
-that was seen, float32 against float64, is about a hundredth of it.
+margin, over the whole perturbation set.
 """
 
 from __future__ import annotations
