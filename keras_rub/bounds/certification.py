@@ -84,8 +84,8 @@ def certify(
         weights: positive array that broadcasts to one input, or `None`. The
             cost of moving each feature by one unit. Defaults to `None`.
         decide_only: bool. Stop working on a sample as soon as its
-            certificate is decided. `certified` is the same and comes several
-            times faster; a margin is then any upper bound, infinite where a
+            certificate is decided. `certified` is the same and comes
+            faster; a margin is then any upper bound, infinite where a
             vertex that breaks the bound was found. Defaults to `False`.
         batch_size: int. Samples that are worked on together. Defaults to
             `64`.
@@ -334,11 +334,10 @@ class _Engine:
         )
 
     def _logits(self, x):
-        value = {0: x}
         labels = tf.zeros(tf.shape(x)[:1], tf.int32)
         classes = Classes(labels, self.network.num_classes)
-        value = Relaxation(self.network.program, x, classes).values
-        return value[self.network.program.output]
+        values = Relaxation(self.network.program, x, classes).values
+        return values[self.network.program.output]
 
     def _allowance(self, x, labels, rho):
         classes = Classes(labels, self.network.num_classes)
