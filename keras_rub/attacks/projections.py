@@ -7,8 +7,10 @@ import tensorflow as tf
 
 from keras_rub.uncertainty import PerturbationSet
 
-# Halvings of the bracket of the multiplier: past float32's own precision.
-_HALVINGS = 40
+# The search for the multiplier ends when the size is this near to the radius,
+# relatively, or after so many rounds.
+_PRECISION = 1e-6
+_ROUNDS = 60
 
 
 def project(
@@ -20,8 +22,9 @@ def project(
     """The nearest perturbation (in the L2 sense) that is in the set.
 
     The nearest point of the ball and the box together is known up to one
-    multiplier, which is found by bisection: for L1 it is a soft threshold,
-    for L2 a common shrinking, each followed by a clip to the box.
+    multiplier, which is found by Newton's method within a bracket: for L1 it
+    is a soft threshold, for L2 a common shrinking, each followed by a clip to
+    the box.
 
     Args:
         d: tensor [batch, *features]. Any perturbation.
@@ -48,56 +51,117 @@ def project(
         flat = tf.clip_by_value(
             flat, -tf.minimum(limit, down), tf.minimum(limit, up)
         )
-    elif perturbations.norm == 2:
-        flat = _onto_ball(flat, rho, weights, up, down, _shrink, _l2_size)
     else:
-        flat = _onto_ball(flat, rho, weights, up, down, _soft, _l1_size)
+        ball = _L2Ball if perturbations.norm == 2 else _L1Ball
+        room = tf.where(flat > 0, up, down)
+        flat = tf.sign(flat) * _onto_ball(
+            ball(tf.abs(flat), weights, room), rho
+        )
     return tf.reshape(flat, tf.shape(d))
 
 
-def _onto_ball(flat, rho, weights, up, down, shrink, size):
-    """Finds the multiplier by bisection; 0 where d is inside already."""
+class _L1Ball:
+    """The projection of magnitudes [batch, M], up to the multiplier."""
 
-    def at(multiplier):
-        return tf.clip_by_value(shrink(flat, multiplier, weights), -down, up)
+    def __init__(self, flat, weights, room):
+        self.flat, self.weights, self.room = flat, weights, room
 
-    inside = size(at(tf.zeros_like(rho)), weights) <= rho
-    # An upper end: at it every feature is 0, or the ball's size is reached.
-    high = _enough(flat, rho, weights, shrink)
-    low = tf.zeros_like(high)
-    for _ in range(_HALVINGS):
-        middle = (low + high) * 0.5
-        outside = size(at(middle), weights) > rho
-        low = tf.where(outside, middle, low)
-        high = tf.where(outside, high, middle)
-    # The upper end of the bracket is the side that is in the ball.
-    return tf.where(inside, at(tf.zeros_like(rho)), at(high))
+    def enough(self, rho):
+        """A multiplier [batch, 1] that is not below the one sought."""
+        del rho  # at this one every feature is 0
+        return tf.reduce_max(self.flat / self.weights, axis=1, keepdims=True)
+
+    def at(self, multiplier):
+        """The projection for a multiplier [batch, 1]."""
+        return tf.minimum(
+            tf.nn.relu(self.flat - multiplier * self.weights), self.room
+        )
+
+    def excess(self, values, rho):
+        """By how much it leaves the ball [batch, 1]."""
+        return self.size(values) - rho
+
+    def slope(self, values, multiplier):
+        """Minus the derivative of the excess by the multiplier."""
+        free = tf.cast((values > 0) & (values < self.room), values.dtype)
+        return tf.reduce_sum(
+            free * tf.square(self.weights), axis=1, keepdims=True
+        )
+
+    def size(self, values):
+        """The weighted norm [batch, 1]."""
+        return tf.reduce_sum(values * self.weights, axis=1, keepdims=True)
 
 
-def _enough(flat, rho, weights, shrink):
-    if shrink is _soft:
-        return tf.reduce_max(tf.abs(flat) / weights, axis=1, keepdims=True)
-    # |w d| / (1 + m w^2) <= |d| / (m w), so this m brings it below rho.
-    length = tf.norm(flat / weights, axis=1, keepdims=True)
-    return tf.math.divide_no_nan(length, rho) + tf.cast(
-        tf.where(rho > 0, 0.0, 1e30), flat.dtype
+class _L2Ball(_L1Ball):
+    """The same for the L2 norm, whose square is compared."""
+
+    def __init__(self, flat, weights, room):
+        super().__init__(flat, weights, room)
+        self.square = tf.square(weights)
+
+    def enough(self, rho):
+        # |w d| / (1 + m w^2) <= |d| / (m w), so this m brings it below rho.
+        length = tf.norm(self.flat / self.weights, axis=1, keepdims=True)
+        return tf.math.divide_no_nan(length, rho) + tf.cast(
+            tf.where(rho > 0, 0.0, 1e30), rho.dtype
+        )
+
+    def at(self, multiplier):
+        return tf.minimum(
+            self.flat / (1.0 + multiplier * self.square), self.room
+        )
+
+    def excess(self, values, rho):
+        return tf.square(self.size(values)) - tf.square(rho)
+
+    def slope(self, values, multiplier):
+        free = tf.cast(values < self.room, values.dtype)
+        terms = tf.square(values * self.square) / (
+            1.0 + multiplier * self.square
+        )
+        return 2.0 * tf.reduce_sum(free * terms, axis=1, keepdims=True)
+
+    def size(self, values):
+        return tf.norm(values * self.weights, axis=1, keepdims=True)
+
+
+def _onto_ball(ball, rho):
+    """Magnitudes [batch, M] of the nearest point."""
+    start = ball.at(tf.zeros_like(rho))
+    inside = ball.size(start) <= rho
+
+    def go_on(count, low, high, multiplier, done):
+        return (count < _ROUNDS) & ~tf.reduce_all(done)
+
+    def narrow(count, low, high, multiplier, done):
+        values = ball.at(multiplier)
+        excess = ball.excess(values, rho)
+        low = tf.where(excess > 0, multiplier, low)
+        high = tf.where(excess > 0, high, multiplier)
+        near = tf.abs(ball.size(values) - rho) <= _PRECISION * rho
+        done |= near | (high - low <= _PRECISION * 0.1 * high)
+        # Newton's step, unless it leaves the bracket; a halving every third
+        # round, for the case that such steps hardly narrow it.
+        slope = ball.slope(values, multiplier)
+        newton = multiplier + tf.math.divide_no_nan(excess, slope)
+        good = (low <= newton) & (newton <= high) & (slope > 0)
+        good &= count % 3 != 2
+        following = tf.where(good, newton, (low + high) / 2)
+        multiplier = tf.where(done, multiplier, following)
+        return count + 1, low, high, multiplier, done
+
+    low = tf.zeros_like(rho * ball.flat[:, :1])
+    *_, multiplier, _ = tf.while_loop(
+        go_on,
+        narrow,
+        (tf.constant(0), low, low + ball.enough(rho), low, inside & (low >= 0)),
+        parallel_iterations=1,
     )
-
-
-def _soft(flat, multiplier, weights):
-    return tf.sign(flat) * tf.nn.relu(tf.abs(flat) - multiplier * weights)
-
-
-def _shrink(flat, multiplier, weights):
-    return flat / (1.0 + multiplier * tf.square(weights))
-
-
-def _l1_size(flat, weights):
-    return tf.reduce_sum(tf.abs(flat) * weights, axis=1, keepdims=True)
-
-
-def _l2_size(flat, weights):
-    return tf.norm(flat * weights, axis=1, keepdims=True)
+    values = ball.at(multiplier)
+    # What is left outside by rounding is scaled in.
+    scale = tf.minimum(tf.math.divide_no_nan(rho, ball.size(values)), 1.0)
+    return tf.where(inside, start, values * scale)
 
 
 def _flat(array, default, shape, dtype):

@@ -16,6 +16,7 @@ from keras_rub.bounds.certificate import Certificate, CertificateTable
 from keras_rub.bounds.linear import LinearRelaxation
 from keras_rub.bounds.majorant import Classes, Relaxation
 from keras_rub.bounds.rub import VertexBound, VertexNetwork
+from keras_rub.classifier import base_of
 from keras_rub.progress import Progress
 from keras_rub.uncertainty import PerturbationSet, check_rho
 
@@ -642,18 +643,7 @@ def _engine(
             '`dtype` must be "float32" or "float64". '
             f"Received: `dtype={dtype!r}`"
         )
-    if not isinstance(model, keras.Model):
-        raise TypeError(
-            "`model` must be a robust model or a keras.Model. "
-            f"Received: {type(model).__name__}"
-        )
-    base = model
-    if isinstance(getattr(model, "perturbations", None), PerturbationSet):
-        base = model.base
-    if not base.built:
-        raise ValueError(
-            f"Model {base.name!r} is not built yet: train it, or call it once."
-        )
+    base = base_of(model)
     perturbations = PerturbationSet(
         norm, mask=mask, weights=weights, input_range=input_range
     )

@@ -7,7 +7,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_rub.attacks.pgd import ascend
+from keras_rub.attacks.ascent import ascend
 from keras_rub.defenses.robust_model import RobustModel, Schedule
 from keras_rub.uncertainty import PerturbationSet
 

@@ -9,7 +9,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_rub import checks
+from keras_rub import checks, classifier
 from keras_rub.metrics import CertifiedAccuracy
 from keras_rub.uncertainty import PerturbationSet, check_rho
 
@@ -106,7 +106,7 @@ class RobustModel(keras.Model):
             self(
                 keras.tree.map_structure(
                     lambda t: keras.KerasTensor(t.shape, t.dtype),
-                    _input_structure(base),
+                    classifier.input_structure(base),
                 )
             )
             self.prepare()
@@ -367,12 +367,7 @@ class RobustModel(keras.Model):
 
     def logits_of(self, features: tf.Tensor) -> tf.Tensor:
         """The base model's inference-mode outputs for the perturbed tensor."""
-        inputs = features
-        if getattr(self.base, "inputs", None):
-            inputs = keras.tree.pack_sequence_as(
-                _input_structure(self.base), [features]
-            )
-        return self.base(inputs, training=False)
+        return classifier.logits_of(self.base, features)
 
     def prepare(self) -> None:
         """Checks what is only known of a built model; runs once."""
@@ -480,12 +475,6 @@ def _check_logits(base: keras.Model) -> None:
             "`from_logits=True`; take the softmax of the predictions where "
             "you need probabilities."
         )
-
-
-def _input_structure(base: keras.Model):
-    # A Functional model keeps the names of its inputs here; a Sequential one
-    # that was never called has no such attribute.
-    return getattr(base, "input", base.inputs[0])
 
 
 def _last_layer(model: keras.Model):

@@ -1,0 +1,159 @@
+"""Attacks by name, and several of them as one."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from typing import Any
+
+import keras
+import numpy as np
+
+from keras_rub import checks
+from keras_rub.attacks.adaptive_pgd import AdaptivePGD
+from keras_rub.attacks.attack import Attack, check_radii
+from keras_rub.attacks.foolbox_attack import FoolboxAttack
+from keras_rub.attacks.pgd import PGD
+
+_MAKERS = {
+    "foolbox-fgm": lambda *args, **kw: FoolboxAttack(*args, kind="fgm", **kw),
+    "foolbox-pgd": lambda *args, **kw: FoolboxAttack(*args, kind="pgd", **kw),
+    "fgm": lambda *args, **kw: PGD(
+        *args, steps=1, step_size=1.0, random_start=False, **kw
+    ),
+    "pgd": PGD,
+    "apgd-ce": AdaptivePGD,
+    "apgd-ratio": lambda *args, **kw: AdaptivePGD(
+        *args, loss="margin_ratio", restarts=2, **kw
+    ),
+    "apgd-targeted": lambda *args, **kw: AdaptivePGD(
+        *args, loss="margin_ratio", classes=4, **kw
+    ),
+}
+
+NAMES = tuple(_MAKERS)
+PAPER = ("foolbox-fgm", "foolbox-pgd")
+STRONG = (*PAPER, "pgd", "apgd-ce", "apgd-ratio", "apgd-targeted")
+
+
+def names_of(attacks: str | Iterable[str]) -> tuple[str, ...]:
+    """The names that `"paper"`, `"strong"`, one name or a list stand for."""
+    groups = {"paper": PAPER, "strong": STRONG}
+    if isinstance(attacks, str):
+        attacks = groups.get(attacks, (attacks,))
+    attacks = tuple(attacks)
+    for name in attacks:
+        if name not in _MAKERS:
+            near = difflib.get_close_matches(str(name), NAMES, n=1)
+            raise ValueError(
+                f"Unknown attack {name!r}."
+                + (f" Did you mean {near[0]!r}?" if near else "")
+                + f" Known: {', '.join(NAMES)}; groups: paper, strong."
+            )
+    return attacks
+
+
+def make(
+    name: str,
+    model: keras.Model,
+    norm: int | str = "inf",
+    *,
+    input_range: tuple[Any, Any] | None = None,
+    mask: Any = None,
+    weights: Any = None,
+    **kwargs: Any,
+) -> Attack:
+    """An attack by its name.
+
+    Args:
+        name: one of `keras_rub.attacks.NAMES`.
+        model: a robust model or any built Keras classifier with logits.
+        norm: 1, 2 or `"inf"`. Defaults to `"inf"`.
+        input_range: pair `(low, high)`, or `None`. Defaults to `None`.
+        mask: boolean array, or `None`. Defaults to `None`.
+        weights: positive array, or `None`. Defaults to `None`.
+        **kwargs: other arguments of the attack.
+    """
+    (name,) = names_of(name)
+    if name in PAPER:
+        if mask is not None or weights is not None:
+            raise ValueError(
+                f"{name} runs in foolbox, which knows neither `mask` nor "
+                "`weights`. Use pgd or apgd-ce."
+            )
+        kwargs.pop("seed", None)
+    else:
+        kwargs.update(mask=mask, weights=weights)
+    return _MAKERS[name](model, norm, input_range=input_range, **kwargs)
+
+
+class Suite:
+    """Several attacks as one: each tries the samples that still stand.
+
+    Args:
+        model: a robust model or any built Keras classifier with logits.
+        norm: 1, 2 or `"inf"`. Defaults to `"inf"`.
+        attacks: `"paper"`, `"strong"`, or a list of names. Foolbox's attacks
+            are left out of `"strong"` where there is a mask or weights, or a
+            range for each feature, which they can't respect. Defaults to
+            `"strong"`.
+        input_range: pair `(low, high)`, or `None`. Defaults to `None`.
+        mask: boolean array, or `None`. Defaults to `None`.
+        weights: positive array, or `None`. Defaults to `None`.
+        **kwargs: `batch_size` and `seed` of the attacks.
+
+    Example:
+    ```python
+    strong = keras_rub.attacks.Suite(model, norm=1, input_range=(0, 1))
+    x_attacked = strong(x_test, y_test, rho=2.0)
+    ```
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        norm: int | str = "inf",
+        attacks: str | Iterable[str] = "strong",
+        *,
+        input_range: tuple[Any, Any] | None = None,
+        mask: Any = None,
+        weights: Any = None,
+        **kwargs: Any,
+    ):
+        names = names_of(attacks)
+        plain = (
+            mask is None
+            and weights is None
+            and not any(map(np.ndim, input_range or ()))
+        )
+        if attacks == "strong" and not plain:
+            names = tuple(name for name in names if name not in PAPER)
+        self.attacks = {
+            name: make(
+                name,
+                model,
+                norm,
+                input_range=input_range,
+                mask=mask,
+                weights=weights,
+                **kwargs,
+            )
+            for name in names
+        }
+
+    def __call__(self, x: Any, y: Any, rho: Any) -> np.ndarray:
+        """Attacks every sample; arguments and result as of `Attack`."""
+        first = next(iter(self.attacks.values()))
+        with checks.clear_errors():
+            x, labels = first.check_samples(x, y)
+        rho = np.broadcast_to(np.asarray(rho, "float32"), len(x))
+        check_radii(rho)
+        points = x.copy()
+        left = np.flatnonzero(first.predict(x) == labels)
+        for attack in self.attacks.values():
+            if not len(left):
+                break
+            points[left] = attack(x[left], labels[left], rho[left])
+            stands = attack.predict(points[left]) == labels[left]
+            left = left[stands]
+        return points
