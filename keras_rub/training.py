@@ -1,0 +1,257 @@
+"""One way to train a network, shared by the command-line tools."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import pathlib
+from typing import Any
+
+import keras
+
+from keras_rub import defenses, models
+from keras_rub.datasets import Dataset
+from keras_rub.files import write_atomically
+from keras_rub.uncertainty import canonical_norm, check_rho
+
+DEFENSES = {
+    "nominal": None,
+    "baseline": defenses.BaselineModel,
+    "fgsm": defenses.FGSMModel,
+    "pgd": defenses.PGDModel,
+    "arub": defenses.ARUBModel,
+    "rub": defenses.RUBModel,
+    "coap": defenses.COAPModel,
+}
+
+ARCHITECTURES = {
+    "mlp": lambda shape, classes: models.mlp(shape, classes),
+    "mlp1": lambda shape, classes: models.mlp(shape, classes, (200,)),
+    "cnn": models.cnn,
+}
+
+# Defences whose bound or attack can respect the valid range.
+_WITH_RANGE = ("fgsm", "pgd", "rub", "coap")
+
+_EPOCHS = 20  # how often progress is saved and shown
+
+
+@dataclasses.dataclass(frozen=True)
+class Recipe:
+    """All that decides how a network is trained.
+
+    Attributes:
+        defense: one of `DEFENSES`.
+        norm: 1, 2 or `"inf"`; rub knows 1 only.
+        rho: the radius, in the units that the network sees.
+        rho_ramp: part of the training over which the radius grows from 0.
+        input_range: whether to hold the attacker to the valid range of the
+            data set.
+        vertices: with rub, vertices a sample to evaluate.
+        attack_steps: with pgd, gradient steps of the attack.
+        architecture: one of `ARCHITECTURES`.
+        learning_rate: of Adam, at the start of a cosine decay.
+        weight_decay: decoupled weight decay of Adam.
+        batch_size: samples a step.
+        steps: number of training steps.
+        seed: of the weights and of the shuffling.
+    """
+
+    defense: str = "rub"
+    norm: int | str = 1
+    rho: float = 1.0
+    rho_ramp: float = 0.5
+    input_range: bool = False
+    vertices: int = 32
+    attack_steps: int = 10
+    architecture: str = "mlp"
+    learning_rate: float = 1e-3
+    weight_decay: float = 0.0
+    batch_size: int = 128
+    steps: int = 2000
+    seed: int = 0
+
+    def __post_init__(self):
+        _choose("defense", self.defense, DEFENSES)
+        _choose("architecture", self.architecture, ARCHITECTURES)
+        canonical_norm(self.norm)
+        check_rho(self.rho)
+        if self.defense == "rub" and self.norm != 1:
+            raise ValueError(
+                f"Defence rub is for norm 1 only. Received: `norm={self.norm}`"
+            )
+        if self.input_range and self.defense not in _WITH_RANGE:
+            raise ValueError(
+                f"Defence {self.defense} can't respect a valid range; "
+                f"{', '.join(_WITH_RANGE)} can."
+            )
+        if not 0.0 <= self.rho_ramp <= 1.0:
+            raise ValueError(
+                "`rho_ramp` must be between 0 and 1. "
+                f"Received: `rho_ramp={self.rho_ramp}`"
+            )
+        for name in ("batch_size", "steps", "vertices", "attack_steps"):
+            if getattr(self, name) < 1:
+                raise ValueError(
+                    f"`{name}` must be at least 1. "
+                    f"Received: `{name}={getattr(self, name)}`"
+                )
+        if not self.learning_rate > 0:
+            raise ValueError(
+                "`learning_rate` must be above 0. "
+                f"Received: `learning_rate={self.learning_rate}`"
+            )
+
+    @property
+    def epochs(self) -> int:
+        """Parts of the training between which progress is saved."""
+        return min(_EPOCHS, self.steps)
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Steps of one such part; the last one is filled up."""
+        return -(-self.steps // self.epochs)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The settings, ready for JSON."""
+        return dataclasses.asdict(self)
+
+    def build(self, data: Dataset) -> keras.Model:
+        """The network in its defence, compiled and untrained."""
+        keras.utils.set_random_seed(self.seed)
+        make = ARCHITECTURES[self.architecture]
+        base = make(data.input_shape, data.num_classes)
+        model = self._wrap(base, data)
+        total = self.epochs * self.steps_per_epoch
+        model.compile(
+            optimizer=keras.optimizers.Adam(
+                keras.optimizers.schedules.CosineDecay(
+                    self.learning_rate, total
+                ),
+                weight_decay=self.weight_decay or None,
+                global_clipnorm=5.0,
+            ),
+            loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+            metrics=["accuracy"],
+        )
+        return model
+
+    def fit(
+        self,
+        model: keras.Model,
+        data: Dataset,
+        callbacks: list[keras.callbacks.Callback] | None = None,
+        verbose: int | str = 2,
+    ) -> keras.callbacks.History:
+        """Trains a model that `build` made."""
+        return model.fit(
+            data.batches("train", self.batch_size, repeat=True, seed=self.seed),
+            steps_per_epoch=self.steps_per_epoch,
+            epochs=self.epochs,
+            validation_data=tuple(part[:1000] for part in data.validation),
+            verbose=verbose,
+            callbacks=callbacks,
+        )
+
+    def _wrap(self, base, data):
+        wrapper = DEFENSES[self.defense]
+        if wrapper is None:
+            return base
+        rho = self.rho
+        ramp = round(self.rho_ramp * self.epochs * self.steps_per_epoch)
+        if ramp:
+            rho = keras.optimizers.schedules.PolynomialDecay(0.0, ramp, rho)
+        options = {}
+        if self.defense == "rub":
+            options["vertices"] = self.vertices
+        else:
+            options["norm"] = self.norm
+        if self.defense == "pgd":
+            options["steps"] = self.attack_steps
+        if self.input_range:
+            if data.input_range is None:
+                raise ValueError(
+                    f"Data set {data.name} with the normalization "
+                    f"{data.normalization!r} has no valid range."
+                )
+            options["input_range"] = data.input_range
+        return wrapper(base, rho, **options)
+
+
+def train_in_folder(
+    recipe: Recipe,
+    data: Dataset,
+    folder: str | os.PathLike,
+    verbose: int | str = 2,
+) -> pathlib.Path:
+    """Trains, or goes on training, and keeps everything in one folder.
+
+    The folder gets config.json, history.csv, TensorBoard logs, a checkpoint
+    at each twentieth of the way, and at last model.keras. If it holds a
+    finished run of the same settings, nothing is done.
+
+    Returns:
+        The path of model.keras.
+
+    Raises:
+        ValueError: if the folder holds a run of other settings.
+    """
+    folder = pathlib.Path(folder)
+    claim(
+        folder,
+        {
+            "dataset": data.name,
+            "normalization": data.normalization,
+            **recipe.to_dict(),
+        },
+    )
+    path = folder / "model.keras"
+    if path.exists():
+        return path
+    model = recipe.build(data)
+    recipe.fit(
+        model,
+        data,
+        callbacks=[
+            keras.callbacks.BackupAndRestore(str(folder / "backup")),
+            keras.callbacks.CSVLogger(str(folder / "history.csv"), append=True),
+            keras.callbacks.TensorBoard(str(folder / "tensorboard")),
+        ],
+        verbose=verbose,
+    )
+    save(model, path)
+    return path
+
+
+def save(model: keras.Model, path: str | os.PathLike) -> None:
+    """Saves a model so that a reader never sees half of it."""
+    path = pathlib.Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f"{path.stem}.{os.getpid()}.partial.keras")
+    model.save(partial)
+    partial.replace(path)
+
+
+def claim(folder: pathlib.Path, config: dict[str, Any]) -> None:
+    """Makes the folder this run's own, or refuses."""
+    path = folder / "config.json"
+    if not path.exists():
+        write_atomically(path, json.dumps(config, indent=2) + "\n")
+        return
+    other = json.loads(path.read_text())
+    if other != config:
+        keys = sorted({*config, *other})
+        changed = [key for key in keys if other.get(key) != config.get(key)]
+        raise ValueError(
+            f"{folder} holds another run: {', '.join(changed)} differ. "
+            "Choose another folder."
+        )
+
+
+def _choose(name, value, known):
+    if value not in known:
+        raise ValueError(
+            f"`{name}` must be one of {list(known)}. "
+            f"Received: `{name}={value!r}`"
+        )
