@@ -22,6 +22,7 @@ from keras_rub.defenses import (
     PGDModel,
     RUBModel,
 )
+from keras_rub.evaluation import Evaluation, evaluate, paper_radius
 from keras_rub.uncertainty import PerturbationSet
 from keras_rub.version import __version__
 
@@ -31,6 +32,7 @@ __all__ = [
     "COAPModel",
     "Certificate",
     "CertificateTable",
+    "Evaluation",
     "FGSMModel",
     "PGDModel",
     "PerturbationSet",
@@ -43,7 +45,9 @@ __all__ = [
     "certified_radius",
     "certify",
     "datasets",
+    "evaluate",
     "metrics",
     "models",
+    "paper_radius",
     "register_rule",
 ]

@@ -36,6 +36,21 @@ def input_structure(base: keras.Model):
     return getattr(base, "input", base.inputs[0])
 
 
+def input_shape(base: keras.Model) -> tuple[int, ...]:
+    """The shape of one input of a built network, also of a subclassed one."""
+    if getattr(base, "inputs", None):
+        return tuple(base.inputs[0].shape[1:])
+    config = base.get_build_config() or {}
+    shape = config.get("input_shape")
+    if shape is None or any(not isinstance(n, int) for n in shape[1:]):
+        raise ValueError(
+            f"The input shape of model {base.name!r} is not known: it must "
+            "take one tensor, and be called on a batch once. "
+            f"Received: a model built with {config!r}"
+        )
+    return tuple(shape[1:])
+
+
 def logits_of(base: keras.Model, features: tf.Tensor) -> tf.Tensor:
     """Inference-mode outputs [batch, K] for features [batch, *features]."""
     inputs = features

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +12,7 @@ import tensorflow as tf
 
 from keras_rub import checks
 from keras_rub.attacks.losses import LOSSES, has_won
-from keras_rub.classifier import base_of, logits_of
+from keras_rub.classifier import base_of, input_shape, logits_of
 from keras_rub.uncertainty import PerturbationSet, check_rho
 
 LABELS = tf.TensorSpec([None], tf.int32)
@@ -70,11 +71,10 @@ class Attack:
         self.restarts = positive_int("restarts", restarts)
         self.batch_size = positive_int("batch_size", batch_size)
         self.seed = int(seed)
-        shape = tuple(self.base.input_shape[1:])
+        shape = input_shape(self.base)
         self.perturbations.check_shape(shape)
         self.input_shape = shape
-        self.num_classes = self.base.output_shape[-1]
-        self._functions = []
+        self.num_classes = logits_of(self.base, tf.zeros([1, *shape])).shape[-1]
         self._predict = self.traced_once(
             lambda points: tf.argmax(self._logits(points), axis=-1), self.points
         )
@@ -107,19 +107,22 @@ class Attack:
         return call
 
     def traced_once(self, function: Callable, *signature) -> Callable:
-        """Compiles a function of this signature, for any batch size."""
-        self._functions.append(
-            tf.function(function, input_signature=list(signature))
-        )
-        return self._functions[-1]
+        """Compiles a function of this signature, when first called."""
 
-    @property
-    def tracing_count(self) -> int:
-        """How often TensorFlow has traced a part of this attack."""
-        return sum(
-            function.experimental_get_tracing_count()
-            for function in self._functions
-        )
+        @functools.cache
+        def concrete():
+            compiled = tf.function(function, input_signature=list(signature))
+            return compiled.get_concrete_function()
+
+        def call(*args):
+            return concrete()(
+                *(
+                    tf.convert_to_tensor(arg, spec.dtype)
+                    for arg, spec in zip(args, signature, strict=True)
+                )
+            )
+
+        return call
 
     @property
     def norm(self) -> int | str:

@@ -14,6 +14,8 @@ from keras_rub.attacks.adaptive_pgd import AdaptivePGD
 from keras_rub.attacks.attack import Attack, check_radii
 from keras_rub.attacks.foolbox_attack import FoolboxAttack
 from keras_rub.attacks.pgd import PGD
+from keras_rub.classifier import base_of
+from keras_rub.uncertainty import PerturbationSet
 
 _MAKERS = {
     "foolbox-fgm": lambda *args, **kw: FoolboxAttack(*args, kind="fgm", **kw),
@@ -65,6 +67,9 @@ def make(
 ) -> Attack:
     """An attack by its name.
 
+    The same arguments give the same attack again, so that nothing is compiled
+    twice for one model.
+
     Args:
         name: one of `keras_rub.attacks.NAMES`.
         model: a robust model or any built Keras classifier with logits.
@@ -84,7 +89,22 @@ def make(
         kwargs.pop("seed", None)
     else:
         kwargs.update(mask=mask, weights=weights)
-    return _MAKERS[name](model, norm, input_range=input_range, **kwargs)
+    limits = PerturbationSet(
+        norm, mask=mask, weights=weights, input_range=input_range
+    )
+    others = {
+        key: value
+        for key, value in kwargs.items()
+        if key not in ("mask", "weights")
+    }
+    key = (name, repr(limits.get_config()), repr(sorted(others.items())))
+    # Kept with the model, past Keras's tracking, so that it lives as long.
+    known = base_of(model).__dict__.setdefault("_keras_rub_attacks", {})
+    if key not in known:
+        known[key] = _MAKERS[name](
+            model, norm, input_range=input_range, **kwargs
+        )
+    return known[key]
 
 
 class Suite:

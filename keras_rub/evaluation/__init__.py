@@ -1,0 +1,7 @@
+"""Clean, attacked and certified accuracy of a model, side by side."""
+
+from keras_rub.evaluation.report import html_report
+from keras_rub.evaluation.result import Evaluation
+from keras_rub.evaluation.runner import evaluate, paper_radius
+
+__all__ = ["Evaluation", "evaluate", "html_report", "paper_radius"]

@@ -1,0 +1,163 @@
+"""Pictures of an evaluation. Each function returns a matplotlib figure."""
+
+from __future__ import annotations
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from keras_rub.evaluation.result import Evaluation
+
+_ATTACKED, _CERTIFIED = "#c0392b", "#1f6f8b"
+_FEATURES = 12  # most features of a table that are drawn
+
+
+def accuracy_curves(result: Evaluation, title: str = "") -> Figure:
+    """Attacked and certified accuracy over the radius, a panel for a norm."""
+    count = len(result.norms)
+    figure = Figure(figsize=(4.6 * count, 3.8), layout="constrained")
+    panels = figure.subplots(1, count, squeeze=False, sharey=True)[0]
+    for axes, norm in zip(panels, result.norms, strict=True):
+        order = np.argsort(result.radii[norm])
+        radii = np.array([0.0, *np.array(result.radii[norm])[order]])
+
+        def curve(flags, axes=axes, order=order, radii=radii, **style):
+            shares = [result.clean_accuracy, *flags.mean(axis=1)[order]]
+            axes.plot(radii, 100 * np.array(shares), **style)
+
+        for name, found in result.standing[norm].items():
+            curve(found, lw=1, ls="--", marker=".", alpha=0.6, label=name)
+        if result.standing[norm]:
+            curve(
+                result.worst(norm),
+                color=_ATTACKED,
+                marker="o",
+                label="all attacks",
+            )
+        if norm in result.certified:
+            curve(
+                result.certified[norm],
+                color=_CERTIFIED,
+                marker="s",
+                label="certified",
+            )
+            certified = result.certified[norm].mean(axis=1)[order]
+            upper = result.worst(norm).mean(axis=1)[order]
+            axes.fill_between(
+                radii[1:],
+                100 * certified,
+                100 * upper,
+                color="0.5",
+                alpha=0.12,
+                label="not known",
+            )
+        axes.set_title(f"L{norm}")
+        axes.set_xlabel("radius rho, in the model's input units")
+        axes.set_ylim(-2, 102)
+        axes.grid(alpha=0.3)
+        axes.legend(fontsize=7)
+    panels[0].set_ylabel("accuracy, %")
+    if title:
+        figure.suptitle(title)
+    return figure
+
+
+def image_grid(result: Evaluation, norm: int | str) -> Figure:
+    """Rows of clean image, attacked image and their difference.
+
+    Raises:
+        ValueError: if the inputs are no images [height, width, channels].
+    """
+    examples = result.examples[str(norm)]
+    if not examples or examples[0]["clean"].ndim != 3:
+        raise ValueError(
+            "Pictures need image inputs [height, width, channels] and at "
+            "least one kept example; use `feature_changes` for a table."
+        )
+    count = len(examples)
+    figure = Figure(figsize=(1.5 * count + 0.6, 5.0), layout="constrained")
+    grid = figure.subplots(3, count, squeeze=False)
+    low = min(float(e["clean"].min()) for e in examples)
+    high = max(float(e["clean"].max()) for e in examples)
+    for column, example in enumerate(examples):
+        change = example["attacked"] - example["clean"]
+        reach = float(np.abs(change).max()) or 1.0
+        after = example["predicted_attacked"]
+        lost = after != example["label"]
+        # Differences of colour images are shown as their sum over channels.
+        pictures = (
+            (example["clean"], f"{example['label']}"),
+            (example["attacked"], f"read as {after}"),
+            (change.sum(axis=-1, keepdims=True), f"max {reach:.2g}"),
+        )
+        for row, (picture, text) in enumerate(pictures):
+            axes = grid[row, column]
+            if row == 2:
+                peak = float(np.abs(picture).max()) or 1.0
+                axes.imshow(
+                    picture[..., 0], cmap="RdBu_r", vmin=-peak, vmax=peak
+                )
+            elif picture.shape[-1] == 1:
+                axes.imshow(picture[..., 0], cmap="gray", vmin=low, vmax=high)
+            else:
+                scaled = (picture - low) / max(high - low, 1e-9)
+                axes.imshow(np.clip(scaled, 0, 1))
+            color = _ATTACKED if row == 1 and lost else "black"
+            axes.set_title(text, fontsize=8, color=color)
+            axes.set_xticks([])
+            axes.set_yticks([])
+    for row, name in enumerate(("clean", "attacked", "difference")):
+        grid[row, 0].set_ylabel(name)
+    figure.suptitle(f"L{norm}, rho = {examples[0]['rho']:g}", fontsize=10)
+    return figure
+
+
+def feature_changes(
+    result: Evaluation, norm: int | str, feature_names=None
+) -> Figure:
+    """Which features of a table the attacks changed, and by how much.
+
+    Args:
+        result: the evaluation.
+        norm: 1, 2 or `"inf"`.
+        feature_names: names of the flat features. Defaults to `None`,
+            numbers.
+    """
+    examples = result.examples[str(norm)]
+    if not examples:
+        raise ValueError("No attacked samples were kept to be drawn.")
+    changes = np.stack(
+        [(e["attacked"] - e["clean"]).reshape(-1) for e in examples]
+    )
+    strongest = np.argsort(-np.abs(changes).sum(axis=0))[:_FEATURES]
+    names = [
+        str(i) if feature_names is None else str(feature_names[i])
+        for i in strongest
+    ]
+    figure = Figure(
+        figsize=(6.4, 0.32 * len(names) + 1.5), layout="constrained"
+    )
+    axes = figure.subplots()
+    places = np.arange(len(names))
+    width = 0.8 / len(examples)
+    for row, (example, change) in enumerate(
+        zip(examples, changes, strict=True)
+    ):
+        lost = example["predicted_attacked"] != example["label"]
+        axes.barh(
+            places + (row - (len(examples) - 1) / 2) * width,
+            change[strongest],
+            width,
+            color=_ATTACKED if lost else _CERTIFIED,
+            alpha=0.75,
+        )
+    axes.set_yticks(places, names, fontsize=8)
+    axes.invert_yaxis()
+    axes.axvline(0, color="0.3", lw=0.8)
+    axes.set_xlabel("change, in the model's input units")
+    axes.set_title(
+        f"L{norm}, rho = {examples[0]['rho']:g}: {len(examples)} samples, "
+        "misread in red",
+        fontsize=9,
+    )
+    axes.grid(axis="x", alpha=0.3)
+    return figure

@@ -1,0 +1,166 @@
+"""An evaluation as one HTML file that can be handed on."""
+
+from __future__ import annotations
+
+import base64
+import html
+import io
+import platform
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+from matplotlib.figure import Figure
+
+from keras_rub.evaluation import plots
+from keras_rub.evaluation.result import Evaluation
+from keras_rub.version import __version__
+
+_STYLE = """
+body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto;
+       max-width: 68rem; padding: 0 1rem; color: #222; }
+h1 { font-size: 1.6rem; } h2 { font-size: 1.15rem; margin-top: 2rem; }
+table { border-collapse: collapse; } th, td { padding: .25rem .7rem;
+       border-bottom: 1px solid #ddd; text-align: right; }
+th:first-child, td:first-child, .settings td { text-align: left; }
+td.worst { color: #a93226; } td.certified { color: #1f6f8b; }
+.warning { background: #fdecea; border-left: 4px solid #c0392b;
+       padding: .5rem .8rem; margin: .5rem 0; }
+.note { background: #eef3f6; border-left: 4px solid #1f6f8b;
+       padding: .5rem .8rem; margin: .5rem 0; }
+img { max-width: 100%; } pre { background: #f6f6f6; padding: .8rem;
+       overflow-x: auto; font-size: 12px; }
+"""
+
+
+def html_report(
+    result: Evaluation,
+    *,
+    title: str = "Robustness report",
+    model: keras.Model | None = None,
+    settings: dict[str, Any] | None = None,
+    command: str = "",
+    feature_names=None,
+) -> str:
+    """A self-contained HTML page: tables, plots, examples, settings.
+
+    Args:
+        result: the evaluation.
+        title: str. Heading of the page.
+        model: the model, for its summary. Defaults to `None`, left out.
+        settings: what else the reader should know, as names and values.
+        command: the command that makes the page again.
+        feature_names: names of the features of a table.
+
+    Returns:
+        The page; it refers to no other file.
+    """
+    parts = [f"<h1>{html.escape(title)}</h1>", _summary(result)]
+    parts += [_box("warning", text) for text in result.warnings]
+    if not result.warnings:
+        parts.append(_box("note", "No sign of false safety was found."))
+    parts += [_box("note", text) for text in result.notes]
+    parts += ["<h2>Accuracy</h2>", _table(result)]
+    parts.append(_picture(plots.accuracy_curves(result), "accuracy curves"))
+    parts.append(_legend())
+    parts += _examples(result, feature_names)
+    if settings:
+        rows = "".join(
+            f"<tr><td>{html.escape(str(k))}</td>"
+            f"<td>{html.escape(str(v))}</td></tr>"
+            for k, v in settings.items()
+        )
+        parts.append(f"<h2>Settings</h2><table class=\"settings\">{rows}</table>")
+    if model is not None:
+        lines: list[str] = []
+        model.summary(line_length=90, print_fn=lines.append, expand_nested=True)
+        text = html.escape("\n".join(lines))
+        parts.append(f"<h2>Model</h2><pre>{text}</pre>")
+    if command:
+        parts.append(f"<h2>Command</h2><pre>{html.escape(command)}</pre>")
+    parts.append(f"<h2>Versions</h2><p>{html.escape(versions())}</p>")
+    return (
+        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
+        f"<title>{html.escape(title)}</title><style>{_STYLE}</style></head>\n"
+        "<body>\n" + "\n".join(parts) + "\n</body></html>\n"
+    )
+
+
+def versions() -> str:
+    """The versions that figures depend on, in one line."""
+    return (
+        f"keras_rub {__version__}, TensorFlow {tf.__version__}, Keras "
+        f"{keras.__version__}, NumPy {np.__version__}, Python "
+        f"{platform.python_version()}"
+    )
+
+
+def _summary(result) -> str:
+    text = (
+        f"{len(result)} samples, clean accuracy {result.clean_accuracy:.1%}. "
+        "A radius is in the units of the model's input."
+    )
+    return f"<p>{html.escape(text)}</p>"
+
+
+def _box(kind, text) -> str:
+    label = "Warning: " if kind == "warning" else ""
+    return f'<div class="{kind}">{label}{html.escape(text)}</div>'
+
+
+def _table(result) -> str:
+    rows = result.rows
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    head = "".join(f"<th>{html.escape(name)}</th>" for name in columns)
+    body = []
+    for row in rows:
+        cells = []
+        for name in columns:
+            value = row.get(name)
+            if value is None:
+                text = ""
+            elif name == "norm":
+                text = f"L{value}"
+            elif name == "rho":
+                text = f"{value:g}"
+            else:
+                text = f"{value:.1%}"
+            cells.append(f'<td class="{html.escape(name)}">{text}</td>')
+        body.append(f"<tr>{''.join(cells)}</tr>")
+    return (
+        f"<table><thead><tr>{head}</tr></thead>"
+        f"<tbody>{''.join(body)}</tbody></table>"
+    )
+
+
+def _legend() -> str:
+    return (
+        "<p><b>worst</b>: no attack of the list broke the sample, at this "
+        "radius or a smaller one. <b>paper</b>: the smaller of the accuracies "
+        "under foolbox's FGM and PGD. <b>certified</b>: proved for every "
+        "perturbation of that size. The true robust accuracy lies between "
+        "certified and worst.</p>"
+    )
+
+
+def _examples(result, feature_names):
+    for norm, examples in result.examples.items():
+        if not examples:
+            continue
+        if examples[0]["clean"].ndim == 3:
+            figure = plots.image_grid(result, norm)
+        else:
+            figure = plots.feature_changes(result, norm, feature_names)
+        yield f"<h2>Attacked samples, L{norm}</h2>"
+        yield _picture(figure, f"attacked samples, L{norm}")
+
+
+def _picture(figure: Figure, about: str) -> str:
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=120)
+    data = base64.b64encode(buffer.getvalue()).decode()
+    return (
+        f'<p><img alt="{html.escape(about)}" '
+        f'src="data:image/png;base64,{data}"></p>'
+    )

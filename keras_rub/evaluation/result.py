@@ -1,0 +1,260 @@
+"""What an evaluation found, sample by sample."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from keras_rub.attacks import PAPER
+from keras_rub.evaluation import signs
+
+NormName = str  # "1", "2" or "inf": JSON has no other keys than strings
+
+
+@dataclasses.dataclass(frozen=True, repr=False, eq=False)
+class Evaluation:
+    """Accuracy of one model under attack, beside what is certified.
+
+    Attributes:
+        labels: int array [n]. The true classes.
+        predicted: int array [n]. The classes predicted for the clean inputs.
+        radii: dict from the norm (`"1"`, `"2"`, `"inf"`) to its radii, in
+            the units of the model's input.
+        standing: dict from the norm to a dict from the attack's name to a
+            boolean array [radii, n]: still classified right.
+        certified: dict from the norm to a boolean array [radii, n], for the
+            norms that were certified.
+        signs: what hints at false safety, see `keras_rub.evaluation.signs`.
+        examples: dict from the norm to a few attacked samples.
+        notes: remarks, such as why there is no certificate.
+    """
+
+    labels: np.ndarray
+    predicted: np.ndarray
+    radii: dict[NormName, list[float]]
+    standing: dict[NormName, dict[str, np.ndarray]]
+    certified: dict[NormName, np.ndarray]
+    signs: signs.Signs
+    examples: dict[NormName, list[dict[str, Any]]]
+    notes: tuple[str, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    @property
+    def clean_accuracy(self) -> float:
+        """Share of the samples that are classified right."""
+        return float(np.mean(self.predicted == self.labels))
+
+    @property
+    def norms(self) -> list[NormName]:
+        """The norms of the attacks."""
+        return list(self.radii)
+
+    @property
+    def attacks(self) -> list[str]:
+        """The names of the attacks."""
+        return list(next(iter(self.standing.values()), {}))
+
+    def worst(self, norm: Any) -> np.ndarray:
+        """Which samples no attack broke, at this radius or a smaller one.
+
+        Returns:
+            Boolean array [radii, n].
+        """
+        norm = str(norm)
+        right = (self.predicted == self.labels)[None]
+        stands = np.broadcast_to(
+            right, (len(self.radii[norm]), len(self))
+        ).copy()
+        for found in self.standing[norm].values():
+            stands &= found
+        # A point of a small ball is in the larger ones too.
+        order = np.argsort(self.radii[norm])
+        stands[order] = np.logical_and.accumulate(stands[order], axis=0)
+        return stands
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        """The table: one row a norm and radius, accuracies from 0 to 1.
+
+        `paper` is the smaller of the two accuracies under foolbox's FGM and
+        PGD, as the paper reports it; `worst` counts a sample as broken if
+        any attack broke it.
+        """
+        rows = []
+        for norm, radii in self.radii.items():
+            worst = self.worst(norm)
+            for index, rho in enumerate(radii):
+                attacked = {
+                    name: float(np.mean(found[index]))
+                    for name, found in self.standing[norm].items()
+                }
+                row = {"norm": norm, "rho": rho, "clean": self.clean_accuracy}
+                row.update(attacked)
+                if all(name in attacked for name in PAPER):
+                    row["paper"] = min(attacked[name] for name in PAPER)
+                if attacked:
+                    row["worst"] = float(np.mean(worst[index]))
+                if norm in self.certified:
+                    row["certified"] = float(
+                        np.mean(self.certified[norm][index])
+                    )
+                rows.append(row)
+        return rows
+
+    @property
+    def warnings(self) -> list[str]:
+        """What speaks against trusting the figures."""
+        return signs.warnings_of(self)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything, as plain numbers and lists, ready for JSON."""
+
+        def plain(value):
+            if isinstance(value, np.ndarray):
+                value = value.astype(int) if value.dtype == bool else value
+                return value.tolist()
+            if isinstance(value, dict):
+                return {key: plain(item) for key, item in value.items()}
+            if isinstance(value, (list, tuple)):
+                return [plain(item) for item in value]
+            return value
+
+        return {
+            "summary": self.rows,
+            "warnings": self.warnings,
+            "labels": plain(self.labels),
+            "predicted": plain(self.predicted),
+            "radii": self.radii,
+            "standing": plain(self.standing),
+            "certified": plain(self.certified),
+            "signs": plain(dataclasses.asdict(self.signs)),
+            "examples": plain(self.examples),
+            "notes": list(self.notes),
+        }
+
+    @classmethod
+    def from_dict(cls, state: dict[str, Any]) -> Evaluation:
+        """The evaluation that `to_dict` described."""
+
+        def flags(value):
+            return np.array(value, bool)
+
+        return cls(
+            labels=np.array(state["labels"]),
+            predicted=np.array(state["predicted"]),
+            radii=state["radii"],
+            standing={
+                norm: {name: flags(found) for name, found in attacks.items()}
+                for norm, attacks in state["standing"].items()
+            },
+            certified={
+                norm: flags(found) for norm, found in state["certified"].items()
+            },
+            signs=signs.Signs.from_dict(state["signs"]),
+            examples={
+                norm: [
+                    {
+                        key: np.array(value, "float32")
+                        if isinstance(value, list)
+                        else value
+                        for key, value in example.items()
+                    }
+                    for example in examples
+                ]
+                for norm, examples in state["examples"].items()
+            },
+            notes=tuple(state["notes"]),
+        )
+
+    @classmethod
+    def merge(cls, parts: Sequence[Evaluation]) -> Evaluation:
+        """One evaluation of several runs on different samples."""
+        first = parts[0]
+
+        def join(arrays):
+            return np.concatenate(arrays, axis=-1)
+
+        notes = dict.fromkeys(note for part in parts for note in part.notes)
+        return cls(
+            labels=join([part.labels for part in parts]),
+            predicted=join([part.predicted for part in parts]),
+            radii=first.radii,
+            standing={
+                norm: {
+                    name: join([part.standing[norm][name] for part in parts])
+                    for name in attacks
+                }
+                for norm, attacks in first.standing.items()
+            },
+            certified={
+                norm: join([part.certified[norm] for part in parts])
+                for norm in first.certified
+            },
+            signs=signs.Signs.merge([part.signs for part in parts]),
+            examples=first.examples,
+            notes=tuple(notes),
+        )
+
+    def to_json(self) -> str:
+        """Everything as JSON; `from_dict(json.loads(...))` reads it."""
+        return json.dumps(self.to_dict())
+
+    def to_csv(self) -> str:
+        """The table as CSV, accuracies from 0 to 1."""
+        text = io.StringIO()
+        writer = csv.DictWriter(text, self._columns, restval="")
+        writer.writeheader()
+        writer.writerows(self.rows)
+        return text.getvalue()
+
+    def to_markdown(self) -> str:
+        """The table as Markdown, accuracies in percent."""
+        columns = self._columns
+        lines = [
+            "| " + " | ".join(columns) + " |",
+            "|" + " --- |" * len(columns),
+        ]
+        for row in self.rows:
+            lines.append(
+                "| " + " | ".join(_cell(row, name) for name in columns) + " |"
+            )
+        lines += [f"\n> Warning: {text}" for text in self.warnings]
+        lines += [f"\n> Note: {text}" for text in self.notes]
+        return "\n".join(lines) + "\n"
+
+    @property
+    def _columns(self) -> list[str]:
+        return list(dict.fromkeys(key for row in self.rows for key in row))
+
+    def __repr__(self) -> str:
+        columns = self._columns
+        width = max(10, *(len(name) + 2 for name in columns))
+        lines = [
+            f"{len(self)} samples, clean accuracy {self.clean_accuracy:.2%}",
+            "".join(f"{name:>{width}s}" for name in columns),
+        ]
+        lines += [
+            "".join(f"{_cell(row, name):>{width}s}" for name in columns)
+            for row in self.rows
+        ]
+        lines += [f"warning: {text}" for text in self.warnings]
+        lines += [f"note: {text}" for text in self.notes]
+        return "\n".join(lines)
+
+
+def _cell(row, name) -> str:
+    if name not in row:
+        return ""
+    if name == "norm":
+        return f"L{row[name]}"
+    if name == "rho":
+        return f"{row[name]:g}"
+    return f"{row[name]:.1%}"

@@ -1,0 +1,255 @@
+"""Signs of false safety: figures that look better than the model is."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from keras_rub.attacks import PAPER, make
+from keras_rub.attacks.ascent import gradient_of
+from keras_rub.attacks.projections import project
+from keras_rub.classifier import base_of, logits_of
+from keras_rub.uncertainty import PerturbationSet
+
+if TYPE_CHECKING:
+    from keras_rub.evaluation.result import Evaluation
+
+_RANDOM_POINTS = 20  # tried for each sample, at the largest radius
+_FAR_BELOW = 0.10  # of accuracy, between the strongest attack and the paper's
+_FEW = 0.01  # share of the samples that is worth a warning
+_MANY = 0.10
+_HUGE = 100.0  # without a valid range: this many times the largest input
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Signs:
+    """What was looked at, sample by sample.
+
+    Attributes:
+        zero_gradient: boolean array [n]. The cross entropy has no gradient
+            at all at the clean input.
+        random_breaks: dict from the norm to a boolean array [n]: a random
+            point at the largest radius is misclassified.
+        survives_huge: boolean array [n], or `None` if it was not tried:
+            still right under PGD with a huge radius.
+        probabilities: whether the outputs look like probabilities.
+    """
+
+    zero_gradient: np.ndarray
+    random_breaks: dict[str, np.ndarray]
+    survives_huge: np.ndarray | None
+    probabilities: bool
+
+    @classmethod
+    def from_dict(cls, state: dict[str, Any]) -> Signs:
+        """The signs that `dataclasses.asdict` described."""
+        huge = state["survives_huge"]
+        return cls(
+            zero_gradient=np.array(state["zero_gradient"], bool),
+            random_breaks={
+                norm: np.array(found, bool)
+                for norm, found in state["random_breaks"].items()
+            },
+            survives_huge=None if huge is None else np.array(huge, bool),
+            probabilities=bool(state["probabilities"]),
+        )
+
+    @classmethod
+    def merge(cls, parts: Sequence[Signs]) -> Signs:
+        """The signs of all samples together."""
+        first = parts[0]
+        return cls(
+            zero_gradient=np.concatenate([p.zero_gradient for p in parts]),
+            random_breaks={
+                norm: np.concatenate([p.random_breaks[norm] for p in parts])
+                for norm in first.random_breaks
+            },
+            survives_huge=None
+            if first.survives_huge is None
+            else np.concatenate([p.survives_huge for p in parts]),
+            probabilities=all(p.probabilities for p in parts),
+        )
+
+
+def look(
+    model: keras.Model,
+    x: np.ndarray,
+    labels: np.ndarray,
+    sets: dict[str, PerturbationSet],
+    largest: dict[str, float],
+    batch_size: int,
+    seed: int,
+) -> Signs:
+    """Looks for the signs.
+
+    Args:
+        model: the classifier.
+        x: float32 array [n, *features].
+        labels: int array [n].
+        sets: the perturbation set of each norm.
+        largest: the largest radius of each norm.
+        batch_size: samples that are worked on together.
+        seed: of the random points.
+    """
+    watcher = _Watcher(base_of(model), x.shape[1:])
+    batches = [
+        (x[first : first + batch_size], labels[first : first + batch_size])
+        for first in range(0, len(x), batch_size)
+    ]
+    zero = [watcher.zero_gradient(*batch).numpy() for batch in batches]
+    logits = np.concatenate([watcher.logits(b).numpy() for b, _ in batches])
+    rng = np.random.default_rng(seed)
+    breaks = {
+        norm: np.concatenate(
+            [
+                _random_breaks(watcher, batch, sets[norm], largest[norm], rng)
+                for batch in batches
+            ]
+        )
+        for norm in sets
+    }
+    some = next(iter(sets.values()))
+    return Signs(
+        zero_gradient=np.concatenate(zero),
+        random_breaks=breaks,
+        survives_huge=None
+        if some.mask is not None
+        else _survives_huge(model, x, labels, some, batch_size),
+        probabilities=bool(
+            logits.min() >= 0
+            and np.allclose(logits.sum(axis=-1), 1.0, atol=1e-3)
+        ),
+    )
+
+
+class _Watcher:
+    """Compiled looks at one model."""
+
+    def __init__(self, base, shape):
+        self.base = base
+        points = tf.TensorSpec([None, *shape], tf.float32)
+        labels = tf.TensorSpec([None], tf.int32)
+        self.zero_gradient = tf.function(
+            self._zero_gradient, input_signature=[points, labels]
+        )
+        self.logits = tf.function(self._logits, input_signature=[points])
+
+    def _logits(self, x):
+        return tf.cast(logits_of(self.base, x), tf.float32)
+
+    def _zero_gradient(self, x, labels):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            loss = tf.nn.sparse_softmax_cross_entropy_with_logits(
+                labels, self._logits(x)
+            )
+        gradient = gradient_of(tape, loss, x)
+        axes = list(range(1, len(x.shape)))
+        return tf.reduce_all(gradient == 0.0, axis=axes)
+
+
+def _random_breaks(watcher, batch, perturbations, rho, rng):
+    x, labels = batch
+    broken = np.zeros(len(x), bool)
+    for _ in range(_RANDOM_POINTS):
+        d = rng.normal(size=x.shape).astype("float32")
+        flat = d.reshape(len(x), -1)
+        if perturbations.norm == "inf":
+            flat[:] = rho * np.sign(flat)
+        elif perturbations.norm == 2:
+            flat *= rho / np.linalg.norm(flat, axis=1, keepdims=True)
+        else:
+            # One feature takes it all: a vertex of the ball.
+            keep = np.argmax(np.abs(flat), axis=1)
+            sign = np.sign(flat[np.arange(len(x)), keep])
+            flat[:] = 0.0
+            flat[np.arange(len(x)), keep] = rho * sign
+        points = x + project(
+            tf.constant(d), tf.constant(x), tf.constant(rho), perturbations
+        )
+        broken |= watcher.logits(points).numpy().argmax(axis=-1) != labels
+    return broken
+
+
+def _survives_huge(model, x, labels, perturbations, batch_size):
+    if perturbations.input_range is None:
+        rho = _HUGE * max(1.0, float(np.abs(x).max()))
+    else:
+        low, high = perturbations.input_range
+        rho = float(np.max(np.asarray(high) - np.asarray(low)))
+    attack = make(
+        "pgd",
+        model,
+        "inf",
+        input_range=perturbations.input_range,
+        batch_size=batch_size,
+    )
+    return attack.predict(attack(x, labels, rho)) == labels
+
+
+def warnings_of(result: Evaluation) -> list[str]:
+    """What speaks against trusting the figures, in words."""
+    found = []
+    right = result.predicted == result.labels
+    if result.signs.probabilities:
+        found.append(
+            "The outputs look like probabilities (each row sums to 1). Attacks "
+            "and certificates expect logits: take the softmax off."
+        )
+    share = np.mean(result.signs.zero_gradient[right]) if right.any() else 0.0
+    if share > _FEW:
+        found.append(
+            f"Zero gradients: the cross entropy of {share:.0%} of the samples "
+            "does not change with the input, so gradient attacks on it are "
+            "blind there. Trust the margin-ratio attacks and certificates only."
+        )
+    huge = result.signs.survives_huge
+    if huge is not None:
+        chance = np.bincount(result.labels).max() / len(result)
+        if np.mean(huge) > chance + _MANY:
+            found.append(
+                f"Accuracy stays at {np.mean(huge):.0%} under PGD with a huge "
+                "radius, where any model can be broken: the attack fails, the "
+                "model does not resist (gradient masking)."
+            )
+    for norm, radii in result.radii.items():
+        found += _warnings_of_norm(result, norm, np.array(radii))
+    return found
+
+
+def _warnings_of_norm(result, norm, radii):
+    worst = result.worst(norm)
+    if norm in result.certified:
+        both = (result.certified[norm] & ~worst).sum(axis=1)
+        for rho, count in zip(radii, both, strict=True):
+            if count:
+                yield (
+                    f"L{norm}, rho={rho:g}: {count} samples are certified and "
+                    "broken by an attack. This is a bug: please report it."
+                )
+    attacks = result.standing[norm]
+    if not attacks:
+        return
+    last = int(np.argmax(radii))
+    beaten = np.mean(worst[last] & result.signs.random_breaks[norm])
+    if beaten > _FEW:
+        yield (
+            f"L{norm}, rho={radii[last]:g}: random points break {beaten:.0%} "
+            "of the samples that the gradient attacks left standing "
+            "(gradient masking)."
+        )
+    if set(PAPER) < set(attacks):
+        paper = np.min([attacks[n].mean(axis=1) for n in PAPER], axis=0)
+        gap = paper - worst.mean(axis=1)
+        at = int(np.argmax(gap))
+        if gap[at] > _FAR_BELOW:
+            yield (
+                f"L{norm}, rho={radii[at]:g}: the strong attacks leave "
+                f"{worst[at].mean():.0%}, the paper's {paper[at]:.0%}. Report "
+                "the smaller figure."
+            )
