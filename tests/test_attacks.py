@@ -34,20 +34,23 @@ def test_projection_is_inside_nearest_and_idempotent(norm, limited, rng):
         weights=weights,
         input_range=(0.0, 1.0) if limited else None,
     )
-    found = project(d, tf.constant(x), rho, perturbations).numpy()
+
+    @tf.function
+    def nearest(d):
+        return project(d, tf.constant(x), rho, perturbations)
+
+    found = nearest(tf.constant(d)).numpy()
     assert np.all(size(found, norm, weights) <= rho + 1e-5)
     assert np.all(found[:, 2] == 0.0)
     if limited:
         assert np.all((x + found >= -1e-6) & (x + found <= 1 + 1e-6))
-    again = project(found, tf.constant(x), rho, perturbations).numpy()
+    again = nearest(tf.constant(found)).numpy()
     np.testing.assert_allclose(again, found, atol=2e-6)
     # No other point of the set is nearer.
     target = d * mask
     for _ in range(200):
         other = rng.normal(scale=1.0, size=(40, 6))
-        other = project(
-            other.astype("float32"), tf.constant(x), rho, perturbations
-        ).numpy()
+        other = nearest(tf.constant(other, tf.float32)).numpy()
         assert np.all(
             np.linalg.norm(found - target, axis=1)
             <= np.linalg.norm(other - target, axis=1) + 1e-4
@@ -225,3 +228,211 @@ def test_each_defence_beats_nominal_training(wrap, norm, rho):
     robust = accuracies(train(lambda base: wrap(base, rho, norm, **extra)))
     assert robust[0] > 0.88
     assert robust[1] > nominal[1] + 0.05
+
+
+# Attacks ----------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def victim():
+    """A network trained on digits, and samples that it gets right."""
+    data = keras_rub.datasets.load("digits")
+    keras.utils.set_random_seed(0)
+    base = keras_rub.models.mlp((64,), 10, hidden=(32,))
+    base.compile(
+        keras.optimizers.Adam(5e-3),
+        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+    )
+    base.fit(*data.train, epochs=10, batch_size=64, verbose=0)
+    x, y = (part[:80] for part in data.test)
+    right = base.predict(x, verbose=0).argmax(-1) == y
+    return base, x[right], y[right]
+
+
+RADII = {1: 1.0, 2: 0.4, "inf": 0.08}
+
+
+@NORMS
+@pytest.mark.parametrize("name", keras_rub.attacks.NAMES)
+def test_attack_stays_inside_and_wins(name, norm, victim):
+    base, x, y = victim
+    attack = keras_rub.attacks.make(name, base, norm, input_range=(0, 1))
+    rho = np.float32(RADII[norm]) * (np.arange(len(x)) % 3) / 2
+    points = attack(x, y, rho)
+    assert points.shape == x.shape and points.dtype == np.float32
+    assert np.all(size(points - x, norm) <= rho * (1 + 1e-4) + 1e-6)
+    assert points.min() >= 0.0 and points.max() <= 1.0
+    sweep = attack.sweep(x, y, [RADII[norm], 4 * RADII[norm]])
+    near, far = ((attack.predict(found) == y).mean() for found in sweep)
+    assert far < near <= 1.0
+
+
+@NORMS
+def test_strong_is_never_weaker_than_the_paper(norm, victim):
+    """On this network and on one that RUB trained."""
+    base, x, y = victim
+    data = keras_rub.datasets.load("digits")
+    robust = keras_rub.RUBModel(
+        keras_rub.models.mlp((64,), 10, hidden=(16,)), rho=0.5
+    )
+    robust.compile(
+        keras.optimizers.Adam(5e-3), "sparse_categorical_crossentropy"
+    )
+    robust.fit(*data.train, epochs=6, batch_size=64, verbose=0)
+    own = [n for n in keras_rub.attacks.STRONG if "foolbox" not in n]
+    for model in (base, robust):
+        for rho in (0.5 * RADII[norm], RADII[norm]):
+            left = {}
+            for attacks in ("paper", "strong", tuple(own)):
+                suite = keras_rub.attacks.Suite(
+                    model, norm, attacks, input_range=(0, 1)
+                )
+                points = suite(x, y, rho)
+                found = model.predict(points, verbose=0).argmax(-1)
+                left[attacks] = np.mean(found == y)
+            assert left["strong"] <= left["paper"]
+            # Not only because the paper's attacks are among them.
+            assert left[tuple(own)] <= left["paper"]
+
+
+@NORMS
+def test_adaptive_attack_beats_the_paper_clearly(norm, victim):
+    base, x, y = victim
+
+    def left(name):
+        attack = keras_rub.attacks.make(name, base, norm, input_range=(0, 1))
+        return np.mean(attack.predict(attack(x, y, RADII[norm])) == y)
+
+    assert left("apgd-ce") <= left("foolbox-pgd")
+    if norm == 1:
+        assert left("apgd-ce") < left("foolbox-pgd") - 0.1
+
+
+@NORMS
+@pytest.mark.parametrize("loss", ["cross_entropy", "margin_ratio"])
+@pytest.mark.parametrize("kind", ["PGD", "AdaptivePGD"])
+def test_targeted(kind, loss, norm, victim):
+    base, x, y = victim
+    x, y = x[:20], y[:20]
+    make = getattr(keras_rub.attacks, kind)
+    attack = make(base, norm, loss=loss, input_range=(0, 1))
+    targets = (y + 1) % 10
+    rho = 8 * RADII[norm]
+    points = attack(x, y, rho, targets)
+    assert np.all(size(points - x, norm) <= rho * (1 + 1e-4))
+    assert np.mean(attack.predict(points) == targets) > 0.7
+    # A target that is the label asks for nothing.
+    np.testing.assert_array_equal(attack(x, y, rho, y), x)
+
+
+@pytest.mark.parametrize("classes", [2, 3, 5])
+def test_losses_win_where_they_are_positive(classes, rng):
+    from keras_rub.attacks import losses
+
+    logits = tf.constant(rng.normal(size=(50, classes)), tf.float32)
+    labels = tf.constant(rng.integers(0, classes, 50), tf.int32)
+    targets = (labels + 1) % classes
+    won = losses.has_won(logits, labels, None)
+    np.testing.assert_array_equal(
+        losses.margin_ratio(logits, labels, None) > 0, won
+    )
+    ratio = losses.margin_ratio(logits, labels, targets)
+    assert np.all(ratio[losses.has_won(logits, labels, targets)] > 0)
+    if classes > 2:
+        # No confidence can flatten it.
+        np.testing.assert_allclose(
+            losses.margin_ratio(100.0 * logits + 7.0, labels, targets),
+            ratio,
+            rtol=2e-3,
+            atol=1e-4,
+        )
+
+
+def test_same_seed_same_points(victim):
+    base, x, y = victim
+    first, second, other = (
+        keras_rub.attacks.PGD(base, seed=seed, steps=3)(x, y, 0.05)
+        for seed in (1, 1, 2)
+    )
+    np.testing.assert_array_equal(first, second)
+    assert np.abs(first - other).max() > 1e-4
+
+
+def test_restarts_help_and_never_hurt(victim):
+    base, x, y = victim
+
+    def left(restarts):
+        attack = keras_rub.attacks.PGD(base, restarts=restarts, steps=2)
+        return np.mean(attack.predict(attack(x, y, 0.04)) == y)
+
+    assert left(8) <= left(1)
+
+
+class Counting(layers.Layer):
+    """Counts how often Python, and so a trace, passes through."""
+
+    passes = 0
+
+    def call(self, x):
+        Counting.passes += 1
+        return x
+
+
+def resident_megabytes():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * 4096 / 1e6
+
+
+@pytest.mark.parametrize("name", ["pgd", "apgd-ce"])
+def test_no_retracing_and_no_memory_growth(name, victim):
+    base, x, y = victim
+    inputs = keras.Input((64,))
+    watched = keras.Model(inputs, base(Counting()(inputs)))
+    attack = keras_rub.attacks.make(name, watched, 2, input_range=(0, 1))
+    for count in (7, 1, 7):
+        attack(x[:count], y[:count], 0.02)
+    passes, before = Counting.passes, resident_megabytes()
+    for call in range(200):
+        count = 1 + call % 7
+        attack(x[:count], y[:count], 0.01 + 1e-4 * call)
+    assert Counting.passes == passes
+    assert resident_megabytes() - before < 20.0
+
+
+def test_clear_errors(victim):
+    base, x, y = victim
+    attack = keras_rub.attacks.PGD(base, input_range=(0, 1))
+    with pytest.raises(ValueError, match="leaves `input_range`"):
+        attack(x + 2.0, y, 0.1)
+    with pytest.raises(ValueError, match="`rho` must be finite"):
+        attack(x, y, -0.1)
+    with pytest.raises(ValueError, match="one radius a sample"):
+        attack(x, y, [0.1, 0.2])
+    with pytest.raises(ValueError, match="`radii` must hold"):
+        attack.sweep(x, y, [])
+    with pytest.raises(ValueError, match="one class a sample"):
+        attack(x, y, 0.1, targets=np.array([1]))
+    with pytest.raises(ValueError, match="`loss` must be"):
+        keras_rub.attacks.PGD(base, loss="hinge")
+    with pytest.raises(ValueError, match="`steps` must be"):
+        keras_rub.attacks.AdaptivePGD(base, steps=0)
+    with pytest.raises(ValueError, match="untargeted"):
+        keras_rub.attacks.FoolboxAttack(base)(x, y, 0.1, (y + 1) % 10)
+    with pytest.raises(ValueError, match="one valid range"):
+        keras_rub.attacks.FoolboxAttack(base, input_range=(0, np.ones(64)))
+    with pytest.raises(TypeError, match="keras.Model"):
+        keras_rub.attacks.PGD(lambda x: x)
+
+
+def test_model_without_gradients(victim):
+    _, x, y = victim
+    blind = keras.Sequential(
+        [
+            layers.Input((64,)),
+            layers.Lambda(lambda t: tf.cast(tf.cast(t, tf.int32), tf.float32)),
+            layers.Dense(10),
+        ]
+    )
+    for name in ("pgd", "apgd-ce"):
+        with pytest.raises(ValueError, match="no gradient with respect to"):
+            keras_rub.attacks.make(name, blind)(x, y, 0.1)

@@ -1,4 +1,4 @@
-"""RUBModel and ARUBModel behave as ordinary Keras models."""
+"""The defences behave as ordinary Keras models."""
 
 import json
 import pickle
@@ -11,14 +11,48 @@ import pytest
 import tensorflow as tf
 from keras import layers
 
-from keras_rub import ARUBModel, RUBModel, UnsupportedLayerError
+from keras_rub import (
+    ARUBModel,
+    BaselineModel,
+    COAPModel,
+    FGSMModel,
+    PGDModel,
+    RUBModel,
+    UnsupportedLayerError,
+)
 from keras_rub.callbacks import RhoSchedule
+from keras_rub.defenses.robust_model import MarginModel
 
 CROSS_ENTROPY = "sparse_categorical_crossentropy"
 
 
+@keras.saving.register_keras_serializable("test_robust_model")
+class SteadyPGDModel(PGDModel):
+    """PGD without a random start, so that its loss can be foretold."""
+
+    def __init__(self, base, rho=0.1, *, random_start=False, **kwargs):
+        super().__init__(base, rho, random_start=random_start, **kwargs)
+
+
+@keras.saving.register_keras_serializable("test_robust_model")
+class SteadyFGSMModel(FGSMModel):
+    """FGSM without a random start."""
+
+    def __init__(self, base, rho=0.1, *, random_start=False, **kwargs):
+        super().__init__(base, rho, random_start=random_start, **kwargs)
+
+
 @pytest.fixture(
-    scope="module", params=[RUBModel, ARUBModel], ids=["rub", "arub"]
+    scope="module",
+    params=[
+        RUBModel,
+        ARUBModel,
+        BaselineModel,
+        SteadyPGDModel,
+        SteadyFGSMModel,
+        COAPModel,
+    ],
+    ids=["rub", "arub", "baseline", "pgd", "fgsm", "coap"],
 )
 def wrap(request):
     """The class under test."""
@@ -151,17 +185,29 @@ def mean_loss(outputs, y):
     return (log_sum - outputs[np.arange(len(y)), y]).mean()
 
 
-def robust_loss(model, x, y):
-    return mean_loss(model.worst_case_margins(x, y), y)
+def robust_loss(model, x, y, rho=None):
+    """What the model minimises, from its parts."""
+    if isinstance(model, MarginModel):
+        return mean_loss(model.worst_case_margins(x, y, rho), y)
+    features = tf.constant(keras.tree.flatten(x)[0])
+    labels = tf.constant(y, tf.int32)
+    rho = tf.constant(model.rho if rho is None else rho, tf.float32)
+    if not isinstance(model, BaselineModel):
+        points = model.search(features, labels, rho)
+        return mean_loss(model.logits_of(points), y)
+    with tf.GradientTape() as tape:
+        tape.watch(features)
+        losses = tf.nn.sparse_softmax_cross_entropy_with_logits(
+            labels, model.logits_of(features)
+        )
+    gradient = tf.reshape(tape.gradient(losses, features), [len(y), -1])
+    steepness = tf.reduce_sum(tf.abs(gradient), axis=1)
+    return float(tf.reduce_mean(losses + rho * steepness))
 
 
 def robust_losses(model, x, y, rhos):
-    """The loss at each radius; one call for all of them, to be quick."""
-    n = len(y)
-    margins = model.worst_case_margins(
-        np.tile(x, (len(rhos), 1)), np.tile(y, len(rhos)), np.repeat(rhos, n)
-    )
-    return [mean_loss(rows, y) for rows in np.split(margins, len(rhos))]
+    """The loss at each radius."""
+    return [robust_loss(model, x, y, rho) for rho in rhos]
 
 
 def assert_same(left, right, tolerance=1e-6):
@@ -191,8 +237,8 @@ def test_named_inputs_and_images(wrap, make, data, rng):
 
 @pytest.mark.parametrize("make", [unbuilt, Subclassed])
 def test_base_without_an_input_layer(wrap, make, data, tmp_path):
-    if wrap is RUBModel and make is Subclassed:
-        pytest.skip("RUB refuses it: see the next test.")
+    if wrap in (RUBModel, COAPModel) and make is Subclassed:
+        pytest.skip("Its layers can't be bounded: see the next test.")
     x, y = data
     model = compiled(wrap, make())
     first, second = fit(model, x, y, epochs=2)["loss"]
@@ -206,12 +252,13 @@ def test_base_without_an_input_layer(wrap, make, data, tmp_path):
 
 
 @pytest.mark.parametrize("called", [False, True])
-def test_rub_of_a_subclassed_base_says_what_to_use(called, data):
+@pytest.mark.parametrize("bounded", [RUBModel, COAPModel])
+def test_bound_of_a_subclassed_base_says_what_to_use(bounded, called, data):
     x, y = data
     base = Subclassed()
     if called:
         base(x)
-    model = compiled(RUBModel, base)
+    model = compiled(bounded, base)
     with pytest.raises(UnsupportedLayerError, match="Sequential or Functional"):
         fit(model, x, y)
 
@@ -338,9 +385,8 @@ class Batches(keras.utils.PyDataset):
 def test_data_in_every_form(still, data):
     x, y = data
     # 40 samples in batches of 16, 16 and 8: each sample counts the same.
-    margins = still.worst_case_margins(x, y)
-    expected = pytest.approx([mean_loss(margins, y)], rel=1e-5)
-    last_half = pytest.approx([mean_loss(margins[20:], y[20:])], rel=1e-5)
+    expected = pytest.approx([robust_loss(still, x, y)], rel=1e-5)
+    last_half = pytest.approx([robust_loss(still, x[20:], y[20:])], rel=1e-5)
     batches = Batches(x, y)
 
     def generator():
@@ -446,16 +492,16 @@ def test_batch_normalization_and_dropout(wrap, data):
     base, plain = make(0.5), make(0.0)
     plain.set_weights(base.get_weights())
     model = compiled(wrap, base, optimizer=keras.optimizers.SGD(0.0))
-    before = model.worst_case_margins(x, y)
+    before = robust_loss(model, x, y)
     np.testing.assert_allclose(
-        wrap(plain).worst_case_margins(x, y), before, atol=1e-6
+        robust_loss(wrap(plain), x, y), before, atol=1e-6
     )
     at_inference = evaluate(model, x, y)
     assert_same(base.get_weights(), plain.get_weights(), 0.0)
     logs = fit(model, x, y)
     # The robust loss is that of inference, the clean one that of training.
     assert logs["loss"] == pytest.approx([at_inference["loss"]], rel=1e-5)
-    assert at_inference["loss"] == pytest.approx(mean_loss(before, y), rel=1e-5)
+    assert at_inference["loss"] == pytest.approx(before, rel=1e-5)
     assert abs(logs["clean_loss"][0] - at_inference["clean_loss"]) > 1e-3
     # The moving statistics went forward by one pass.
     plain(x, training=True)
@@ -470,6 +516,7 @@ tf.config.set_logical_device_configuration(
     cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
 from keras_rub import ARUBModel, RUBModel
 from keras_rub.callbacks import RhoSchedule
+from keras_rub.defenses.robust_model import MarginModel
 
 rng = np.random.default_rng(0)
 x, y = rng.normal(size=(32, 6)).astype("float32"), rng.integers(0, 3, 32)
@@ -744,8 +791,8 @@ def test_weights_and_config(wrap, data, tmp_path):
     model.save_weights(tmp_path / "model.weights.h5")
     again.load_weights(tmp_path / "model.weights.h5")
     np.testing.assert_allclose(
-        again.worst_case_margins(x, y),
-        model.worst_case_margins(x, y),
+        robust_loss(again, x, y),
+        robust_loss(model, x, y),
         atol=1e-6,
     )
 

@@ -19,19 +19,21 @@ def load(path):
         spec = importlib.util.spec_from_file_location(name, ROOT / path)
         module = importlib.util.module_from_spec(spec)
         # Each script has its own flags; several share a process here.
-        keep = flags.FLAGS._flags().copy()
-        for flag in list(keep):
-            if keep[flag].name in _SHARED:
-                delattr(flags.FLAGS, flag)
+        for holders in _HOLDERS.values():
+            for flag in holders:
+                if flag in flags.FLAGS:
+                    delattr(flags.FLAGS, flag)
         sys.modules[name] = module
         spec.loader.exec_module(module)
+        _HOLDERS[name] = {
+            holder.name
+            for holder in vars(module).values()
+            if isinstance(holder, flags.FlagHolder)
+        }
     return sys.modules[name]
 
 
-_SHARED = {
-    "out", "dataset", "data_dir", "norm", "rho", "method", "samples", "model",
-    "input_range", "epochs", "vertices",
-}  # fmt: skip
+_HOLDERS = {}
 
 
 def run(path, capsys, **values):
@@ -100,6 +102,90 @@ def test_train_then_certify(tmp_path, capsys):
             capsys,
             **{**certified, "input_range": True, "out": str(tmp_path / "b")},
         )
+
+
+def test_evaluate(tmp_path, capsys):
+    from absl import app
+
+    out = str(tmp_path / "run")
+    run(
+        "tools/train.py",
+        capsys,
+        dataset="wine",
+        defense="pgd",
+        norm="inf",
+        rho=0.1,
+        steps=40,
+        out=out,
+    )
+    settings = {
+        "model": f"{out}/model.keras",
+        "dataset": "wine",
+        "norms": ["1", "inf"],
+        "radii": "1:0.2,0.5;inf:0.1",
+        "attacks": ["pgd", "apgd-ce"],
+        "report": str(tmp_path / "report.html"),
+    }
+    module = load("tools/evaluate.py")
+    whole, module._CHUNK = module._CHUNK, 20
+    try:
+        # Interrupted after the first part, it goes on with the second.
+        real, calls = module.keras_rub.evaluate, []
+
+        def interrupted(*args, **kwargs):
+            if calls:
+                raise KeyboardInterrupt
+            calls.append(1)
+            return real(*args, **kwargs)
+
+        module.keras_rub.evaluate = interrupted
+        with pytest.raises(KeyboardInterrupt):
+            run("tools/evaluate.py", capsys, **settings)
+        module.keras_rub.evaluate = real
+        with pytest.raises(app.UsageError, match="seed differ"):
+            run("tools/evaluate.py", capsys, **settings, seed=1)
+        printed = run("tools/evaluate.py", capsys, **settings)
+    finally:
+        module._CHUNK, module.keras_rub.evaluate = whole, real
+    assert "resuming: 1 of 2 parts done" in printed
+    assert "apgd-ce" in printed and "36 samples" in printed
+    page = (tmp_path / "report.html").read_text()
+    for text in ("standardised", "keras_rub", "dense"):
+        assert text in page
+    for ending in ("csv", "json", "md"):
+        assert (tmp_path / f"report.{ending}").stat().st_size > 100
+    assert not (tmp_path / "report.state.json").exists()
+    for wrong, message in (
+        ({"model": "nowhere.keras"}, "no model at"),
+        ({"attacks": ["best"]}, "Unknown attack 'best'"),
+        ({"radii": "a,b"}, "--radii must be"),
+        ({"dataset": "wien"}, "Near names: .*'wine'"),
+        ({"data": "x.csv"}, "not both"),
+    ):
+        with pytest.raises(app.UsageError, match=message):
+            run("tools/evaluate.py", capsys, **{**settings, **wrong})
+
+
+def test_evaluate_a_saved_model(tmp_path, capsys):
+    """Of any origin: it is attacked, but can't be certified."""
+    import keras
+
+    import keras_rub
+
+    keras.utils.set_random_seed(0)
+    base = keras_rub.models.mlp((4,), 3, hidden=(8,))
+    base.export(str(tmp_path / "saved"), verbose=False)
+    printed = run(
+        "tools/evaluate.py",
+        capsys,
+        model=str(tmp_path / "saved"),
+        dataset="iris",
+        norms=["2"],
+        radii="0.5",
+        attacks=["pgd"],
+        report=str(tmp_path / "report.html"),
+    )
+    assert "note: No certificate" in printed and "30 samples" in printed
 
 
 def test_quickstart(tmp_path, capsys):

@@ -50,6 +50,7 @@ _MEMORY_CASE = flags.DEFINE_string(
     "memory_case", None, "Internal: take a few steps and print peak memory."
 )
 
+_FOOLBOX = "pgd-inf, 40 steps, foolbox"
 _LOSS = "sparse_categorical_crossentropy"
 
 
@@ -159,12 +160,36 @@ def mnist_models():
         ),
         "arub-inf": lambda: keras_rub.ARUBModel(base(), rho=0.1),
         "arub-1": lambda: keras_rub.ARUBModel(base(), rho=1.0, norm=1),
+        "baseline-inf": lambda: keras_rub.BaselineModel(base(), rho=0.1),
+        "fgsm-inf": lambda: keras_rub.FGSMModel(base(), rho=0.1),
+        "pgd-inf, 40 steps": lambda: keras_rub.PGDModel(
+            base(), rho=0.1, steps=40
+        ),
+        _FOOLBOX: base,
+        "coap-inf": lambda: keras_rub.COAPModel(base(), rho=0.01),
     }
+
+
+def foolbox_step_of(model, data):
+    """A training step on what foolbox's LinfPGD finds, all else equal."""
+    x, y = data
+    attack = keras_rub.attacks.FoolboxAttack(model, "inf", kind="pgd")
+    function = tf.function(model.train_step)
+
+    def step():
+        points = attack.sweep(x, y, [0.1])[0]
+        return function((tf.constant(points), y))
+
+    step_of(model, data)
+    return step
 
 
 def run_steps(title, makers, data, rounds, slow=()):
     """Measures a group and prints it; returns its figures."""
-    cases = {name: step_of(make(), data) for name, make in makers.items()}
+    cases = {
+        name: (foolbox_step_of if name == _FOOLBOX else step_of)(make(), data)
+        for name, make in makers.items()
+    }
     steps = {name: 1 if name in slow else 10 for name in cases}
     times = measure(cases, rounds, steps)
     plain = times.get("rub, plain formula")
@@ -347,7 +372,7 @@ def main(argv):
             mnist_models(),
             batch_of(32, (784,), 10),
             rounds,
-            slow=("rub, plain formula", "rub, all vertices"),
+            slow=("rub, plain formula", "rub, all vertices", _FOOLBOX),
         ),
         "uci": lambda: run_steps(
             "33 inputs, 3x200, 2 classes, batch 256",
@@ -387,14 +412,17 @@ def main(argv):
         raise app.UsageError(
             f"--groups knows {sorted(groups)}. Received: {sorted(unknown)}"
         )
-    results = {
-        "versions": {"tensorflow": tf.__version__, "keras": keras.__version__},
-        "cores": os.cpu_count(),
+    path = pathlib.Path(_OUT.value)
+    # Groups that are not run keep the figures of an earlier run.
+    results = json.loads(path.read_text()) if path.exists() else {}
+    results["versions"] = {
+        "tensorflow": tf.__version__,
+        "keras": keras.__version__,
     }
+    results["cores"] = os.cpu_count()
     for name, run in groups.items():
         if name in _GROUPS.value:
             results[name] = run()
-    path = pathlib.Path(_OUT.value)
     write_atomically(path, json.dumps(results, indent=2) + "\n")
     print(f"\nwritten to {path}")
 

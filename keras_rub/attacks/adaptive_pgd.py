@@ -21,6 +21,7 @@ from keras_rub.attacks.attack import (
     Attack,
     positive_int,
 )
+from keras_rub.attacks.losses import LOSSES, has_won
 from keras_rub.attacks.projections import project
 
 # Step halving: a step stays while this part of the steps raised the loss.
@@ -120,8 +121,23 @@ class AdaptivePGD(Attack):
             self._stage, self.points, LABELS, RADII, self.points, steps_of
         )
 
+    def objective(self, points, labels, targets):
+        if self.classes is None or targets is None:
+            return super().objective(points, labels, targets)
+        # Aimed at one class, but any other than the label will do.
+        logits = tf.cast(self._logits(points), tf.float32)
+        return (
+            LOSSES[self.loss](logits, labels, targets),
+            has_won(logits, labels, None),
+        )
+
     def run(self, x, labels, rho, targets, restart):
-        if self.classes is not None and targets is None:
+        if self.classes is not None:
+            if targets is not None:
+                raise ValueError(
+                    "`classes` chooses the targets itself: leave out either "
+                    "`classes` or `targets`."
+                )
             targets = self._aim(x, labels, restart % self.classes)
             restart //= self.classes
         if restart:

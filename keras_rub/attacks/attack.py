@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_rub import checks
-from keras_rub.attacks.losses import LOSSES, has_won
+from keras_rub.attacks.losses import LOSSES, has_won, strongest_rival
 from keras_rub.classifier import base_of, input_shape, logits_of
 from keras_rub.uncertainty import PerturbationSet, check_rho
 
@@ -228,6 +228,9 @@ class Attack:
     def objective(self, points, labels, targets):
         """The loss [batch] at these points, and whether the attack has won."""
         logits = tf.cast(self._logits(points), tf.float32)
+        if targets is not None:
+            # The target has to beat all others, not the label alone.
+            labels = strongest_rival(logits, targets)
         return (
             LOSSES[self.loss](logits, labels, targets),
             has_won(logits, labels, targets),

@@ -61,14 +61,20 @@ def margin(
     logits: tf.Tensor, labels: tf.Tensor, targets: tf.Tensor | None
 ) -> tf.Tensor:
     """`z_k - z_y` for the target k, or for the best class other than y."""
-    own = tf.gather(logits, labels, batch_dims=1)
-    if targets is not None:
-        return tf.gather(logits, targets, batch_dims=1) - own
-    is_label = tf.one_hot(
-        labels, logits.shape[-1], on_value=True, off_value=False
+    if targets is None:
+        targets = strongest_rival(logits, labels)
+    return tf.gather(logits, targets, batch_dims=1) - tf.gather(
+        logits, labels, batch_dims=1
     )
-    others = tf.where(is_label, logits.dtype.min, logits)
-    return tf.reduce_max(others, axis=-1) - own
+
+
+def strongest_rival(logits: tf.Tensor, classes: tf.Tensor) -> tf.Tensor:
+    """The class [batch] with the largest logit, other than the given one."""
+    given = tf.one_hot(
+        classes, logits.shape[-1], on_value=True, off_value=False
+    )
+    others = tf.where(given, logits.dtype.min, logits)
+    return tf.argmax(others, axis=-1, output_type=tf.int32)
 
 
 def has_won(

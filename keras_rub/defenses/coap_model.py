@@ -73,8 +73,9 @@ class COAPModel(MarginModel):
     def prepare(self):
         super().prepare()
         if self._program is None:
+            program = lower(self.base)
             self.perturbations.check_shape(self.base.inputs[0].shape[1:])
-            self._program = lower(self.base)
+            self._program = program
 
     def robust_outputs(self, x, labels, rho, found):
         classes = Classes(labels, self.num_classes)

@@ -71,7 +71,7 @@ def html_report(
             f"<td>{html.escape(str(v))}</td></tr>"
             for k, v in settings.items()
         )
-        parts.append(f"<h2>Settings</h2><table class=\"settings\">{rows}</table>")
+        parts.append(f'<h2>Settings</h2><table class="settings">{rows}</table>')
     if model is not None:
         lines: list[str] = []
         model.summary(line_length=90, print_fn=lines.append, expand_nested=True)
