@@ -154,7 +154,9 @@ class PerturbationSet:
         if self.norm == 1:
             return tf.reduce_max(magnitude, axis=-1)
         if self.norm == "inf":
-            return tf.reduce_sum(magnitude, axis=-1)
+            # A product with ones is faster than a sum on CPU.
+            ones = tf.ones([magnitude.shape[-1]], magnitude.dtype)
+            return tf.tensordot(magnitude, ones, 1)
         square = tf.reduce_sum(tf.square(gradient), axis=-1)
         positive = square > 0
         # The derivative of sqrt is infinite at 0, so 0 never reaches it.

@@ -8,6 +8,7 @@ over the ball is a dual norm.
 
 from __future__ import annotations
 
+import copy
 from typing import NamedTuple
 
 import tensorflow as tf
@@ -49,6 +50,10 @@ class LinearRelaxation:
         perturbations: `PerturbationSet`. Norm, mask, weights, valid range.
         kind: `"crown"` (the lower line of an unstable ReLU has slope 0 or 1)
             or `"coap"` (it is parallel to the upper one).
+        training: bool. Whether a gradient will be taken. Ranges then come
+            from substitution alone, which makes the gradient cheap; else
+            they are also cut to what interval arithmetic gives, which is
+            never looser. Defaults to `False`.
     """
 
     def __init__(
@@ -58,13 +63,18 @@ class LinearRelaxation:
         rho: tf.Tensor,
         perturbations: PerturbationSet,
         kind: str = "crown",
+        training: bool = False,
     ):
+        self.training = training
         self.program = program
         self.x = x
         self.rho = tf.broadcast_to(tf.cast(rho, x.dtype), tf.shape(x)[:1])
         self.perturbations = perturbations
         self.kind = kind
         self.lines: dict[int, Lines] = {}
+        # Whether all lines come in parallel pairs: then one substitution
+        # bounds a value from both sides.
+        self.parallel = True
         self.intervals: dict[int, Interval] = {0: self._input_interval()}
         self.prefix = {operation.output for operation in program.prefix()}
         for operation in program.operations:
@@ -97,12 +107,20 @@ class LinearRelaxation:
         # Only what an activation or a maximum reads needs a tight range.
         (source,) = operation.inputs
         interval = self._tighten(source)
+        piecewise = (
+            isinstance(operation, Convex)
+            and operation.activation.rays is not None
+        )
+        if self.training and piecewise and source not in self.prefix:
+            interval = self._differentiate(source, interval)
         self.intervals[source] = interval
         if isinstance(operation, Convex):
             function = operation.activation.function
             output = Interval(function(interval.low), function(interval.high))
             lines = convex_lines(operation, interval, self.kind)
+            self.parallel &= self.kind == "coap" and piecewise
         else:
+            self.parallel = False
             output = Interval(
                 tf.reduce_max(interval.low, axis=operation.axis),
                 tf.reduce_max(interval.high, axis=operation.axis),
@@ -124,17 +142,81 @@ class LinearRelaxation:
                 return self._tighten_first_layer(index)
             return interval
         eye = tf.eye(width, dtype=self.x.dtype)
-        shape = [1, 2 * width, *interval.low.shape[1:]]
-        rows = tf.reshape(tf.concat([eye, -eye], axis=0), shape)
-        if index not in self.prefix:
-            rows = tf.repeat(rows, tf.shape(self.x)[0], axis=0)
-        found = self._substitute(index, rows)
-        high, low = tf.split(found, 2, axis=1)
-        shape = tf.shape(interval.low)
-        return Interval(
-            tf.maximum(interval.low, tf.reshape(-low, shape)),
-            tf.minimum(interval.high, tf.reshape(high, shape)),
+        rows = tf.reshape(eye, [1, width, *interval.low.shape[1:]])
+        low, high = (
+            tf.reshape(end, tf.shape(interval.low))
+            for end in self._both_sides(index, rows)
         )
+        if self.training:
+            return Interval(low, high)
+        return Interval(
+            tf.maximum(interval.low, low), tf.minimum(interval.high, high)
+        )
+
+    def _both_sides(self, index: int, rows: tf.Tensor) -> Interval:
+        """Bounds [batch, R] of linear functions of one value."""
+        if not self.parallel and index not in self.prefix:
+            return Interval(
+                -self._substitute(index, -rows), self._substitute(index, rows)
+            )
+        rows, (upper, lower) = self._to_input(index, rows)
+        most = self._most(rows)
+        limited = self.perturbations.input_range is not None
+        # Without a valid range the set is symmetric.
+        least = self._most(-rows) if limited else most
+        return Interval(lower - least, upper + most)
+
+    def _differentiate(self, index: int, tight: Interval) -> Interval:
+        """The same range, with a gradient where it has an effect.
+
+        The lines of a piecewise linear activation do not depend on a range
+        that lies on one side of 0, and most do. So all ranges are found off
+        the tape, and only those around 0 are found again on it.
+        """
+        if _size(tight.low) > _WIDEST_SUBSTITUTION:
+            return tight  # a range by interval arithmetic, cheap as it is
+        flat = Interval(
+            *(
+                tf.stop_gradient(tf.reshape(end, [-1, _size(end)]))
+                for end in tight
+            )
+        )
+        pairs = tf.where((flat.low <= 0) & (flat.high >= 0))
+        shape = [-1, 1, *tight.low.shape[1:]]
+        rows = tf.one_hot(pairs[:, 1], _size(tight.low), dtype=self.x.dtype)
+        low, high = self._of_samples(pairs[:, 0])._both_sides(
+            index, tf.reshape(rows, shape)
+        )
+        found = Interval(low[:, 0], high[:, 0])
+        return Interval(
+            *(
+                tf.reshape(
+                    tf.tensor_scatter_nd_update(known, pairs, new),
+                    tf.shape(tight.low),
+                )
+                for known, new in zip(flat, found, strict=True)
+            )
+        )
+
+    def _of_samples(self, samples: tf.Tensor) -> LinearRelaxation:
+        """This relaxation for some of the samples, also repeated ones."""
+
+        def chosen(parts):
+            gathered = {}
+            for part in parts:
+                # Parallel lines share one slope; keep it so.
+                if id(part) not in gathered:
+                    gathered[id(part)] = tf.gather(part, samples)
+            return type(parts)(*(gathered[id(part)] for part in parts))
+
+        other = copy.copy(self)
+        other.x = tf.gather(self.x, samples)
+        other.rho = tf.gather(self.rho, samples)
+        other.lines = {key: chosen(lines) for key, lines in self.lines.items()}
+        other.intervals = {
+            key: chosen(interval) for key, interval in self.intervals.items()
+        }
+        return other
 
     def _tighten_first_layer(self, index: int) -> Interval:
         """The range of a wide value that is affine in the input.
@@ -188,26 +270,36 @@ class LinearRelaxation:
         Returns:
             Tensor [batch, R].
         """
-        rows, constant = self._to_input(target, rows)
-        return constant + self._maximise(rows)
+        rows, (upper, _) = self._to_input(target, rows)
+        return upper + self._most(rows)
 
     def _to_input(self, target: int, rows: tf.Tensor):
-        """The same functions as rows [batch or 1, R, *features] and heights."""
+        """The same functions in terms of how far the input moves.
+
+        Returns:
+            Rows [batch or 1, R, *features], and a pair of heights [batch, R]:
+            the functions are at most the first plus the rows times the
+            perturbation. They are at least the second plus the same, if all
+            lines are parallel.
+        """
         pending = {target: rows}
-        constant = tf.zeros([1, 1], self.x.dtype)
+        heights = (tf.zeros([1, 1], self.x.dtype),) * 2
         for operation in reversed(self.program.operations):
             row = pending.pop(operation.output, None)
             if row is None:
                 continue
             if isinstance(operation, Affine):
-                parts, shift = self._through_affine(operation, row)
+                parts, shifts = self._through_affine(operation, row)
             else:
-                parts, shift = self._through_lines(operation, row)
-            constant += shift
+                parts, shifts = self._through_lines(operation, row)
+            heights = tuple(map(tf.add, heights, shifts))
             for index, part in zip(operation.inputs, parts, strict=True):
                 known = pending.get(index)
                 pending[index] = part if known is None else known + part
-        return pending[0], constant
+        if target == 0:
+            shift = _inner(rows, self.x)
+            heights = tuple(height + shift for height in heights)
+        return pending[0], heights
 
     def _through_affine(self, operation: Affine, row: tf.Tensor):
         batch, count = tf.shape(row)[0], row.shape[1]
@@ -231,49 +323,68 @@ class LinearRelaxation:
         parts = [
             tf.reshape(part, [batch, count, *part.shape[1:]]) for part in parts
         ]
-        bias = operation.apply(*(part[:1] for part in zeros))
-        return parts, _inner(row, bias[:, None])
+        # The clean input counts as part of the height.
+        size = tf.shape(self.x)[0] if 0 in operation.inputs else 1
+        at_clean = operation.apply(
+            *(
+                self.x
+                if index == 0
+                else tf.zeros([size, *zero.shape[1:]], row.dtype)
+                for index, zero in zip(operation.inputs, zeros, strict=True)
+            )
+        )
+        shift = _inner(row, at_clean)
+        return parts, (shift, shift)
 
     def _through_lines(self, operation: Operation, row: tf.Tensor):
         lines = self.lines[operation.output]
-        positive, negative = tf.nn.relu(row), -tf.nn.relu(-row)
-        constant = _inner(positive, lines.upper_height[:, None]) + _inner(
-            negative, lines.lower_height[:, None]
+        positive = tf.nn.relu(row)
+        # An upper line where the row is positive, a lower one elsewhere, and
+        # the other way round for the lower bound.
+        gap = _inner(positive, lines.upper_height - lines.lower_height)
+        shifts = (
+            gap + _inner(row, lines.lower_height),
+            _inner(row, lines.upper_height) - gap,
         )
-        if not isinstance(operation, Convex):
-            # Spread over the entries of which the maximum is taken.
-            positive = tf.expand_dims(positive, operation.axis)
-            negative = tf.expand_dims(negative, operation.axis)
-        part = (
-            positive * lines.upper_slope[:, None]
-            + negative * lines.lower_slope[:, None]
-        )
-        return [part], constant
+        if lines.lower_slope is lines.upper_slope:
+            part = row * lines.upper_slope[:, None]
+        else:
+            negative = row - positive
+            if not isinstance(operation, Convex):
+                # Spread over the entries of which the maximum is taken.
+                positive = tf.expand_dims(positive, operation.axis)
+                negative = tf.expand_dims(negative, operation.axis)
+            part = (
+                positive * lines.upper_slope[:, None]
+                + negative * lines.lower_slope[:, None]
+            )
+        if 0 in operation.inputs:
+            shift = _inner(part, self.x)
+            shifts = tuple(known + shift for known in shifts)
+        return [part], shifts
 
-    def _maximise(self, row: tf.Tensor) -> tf.Tensor:
-        """Largest value of linear functions of the input over the set."""
+    def _most(self, row: tf.Tensor) -> tf.Tensor:
+        """Largest value [batch, R] of rows times a perturbation of the set."""
         size = _size(self.x)
         flat = tf.reshape(row, [tf.shape(row)[0], row.shape[1], size])
-        x = tf.reshape(self.x, [-1, 1, size])
-        shape = tuple(self.x.shape[1:])
         rho = self.rho[:, None]
-        at_clean = _matvec(flat, self.x)
-        steepest = self.perturbations.dual_norm(
-            self.perturbations.scale_gradient(flat, shape)
-        )
-        best = rho * steepest
-        if self.perturbations.input_range is not None or (
-            self.perturbations.norm == "inf"
-        ):
+        limited = self.perturbations.input_range is not None
+        bounds = []
+        if not limited or self.perturbations.norm != "inf":
+            steepest = self.perturbations.dual_norm(
+                self.perturbations.scale_gradient(flat, tuple(self.x.shape[1:]))
+            )
+            bounds.append(rho * steepest)
+        if limited:
             # The box that the valid range and the largest moves leave.
-            box = self.intervals[0]
-            high = tf.reshape(box.high, tf.shape(x)) - x
-            low = x - tf.reshape(box.low, tf.shape(x))
-            moved = tf.matmul(
-                tf.nn.relu(flat), high, transpose_b=True
-            ) + tf.matmul(tf.nn.relu(-flat), low, transpose_b=True)
-            best = tf.minimum(best, moved[..., 0])
-        return at_clean + best
+            box, x = self.intervals[0], self.x
+            high = tf.reshape(box.high - x, [-1, size, 1])
+            low = tf.reshape(x - box.low, [-1, size, 1])
+            moved = tf.matmul(tf.nn.relu(flat), high) + tf.matmul(
+                tf.nn.relu(-flat), low
+            )
+            bounds.append(moved[..., 0])
+        return bounds[0] if len(bounds) == 1 else tf.minimum(*bounds)
 
 
 def convex_lines(operation: Convex, interval: Interval, kind: str) -> Lines:
@@ -336,16 +447,14 @@ def max_lines(operation: Operation, interval: Interval) -> Lines:
 
 
 def _inner(rows: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
-    """Sum over all but the first two axes of [b, R, ...] * [b, 1, ...]."""
-    axes = list(range(2, len(rows.shape)))
-    return tf.reduce_sum(rows * values, axis=axes)
-
-
-def _matvec(rows: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
-    """[batch or 1, R, M] times [batch, ...] -> [batch, R]."""
-    size = rows.shape[-1]
-    x = tf.reshape(x, [-1, size, 1])
-    return tf.matmul(rows, x)[..., 0]
+    """[batch or 1, R, ...] times [batch or 1, ...] -> [batch or 1, R]."""
+    size = _size(values)
+    flat = tf.reshape(rows, [tf.shape(rows)[0], rows.shape[1], size])
+    if rows.shape[1] == 1:
+        # Many products of two vectors are slow as products of matrices.
+        values = tf.reshape(values, [-1, 1, size])
+        return tf.reduce_sum(flat * values, axis=-1)
+    return tf.matmul(flat, tf.reshape(values, [-1, size, 1]))[..., 0]
 
 
 def _size(tensor: tf.Tensor) -> int:

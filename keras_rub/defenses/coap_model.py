@@ -80,7 +80,7 @@ class COAPModel(MarginModel):
     def robust_outputs(self, x, labels, rho, found):
         classes = Classes(labels, self.num_classes)
         relaxation = LinearRelaxation(
-            self._program, x, rho, self.perturbations, "coap"
+            self._program, x, rho, self.perturbations, "coap", training=True
         )
         return classes.to_classes(relaxation.margins(classes))
 
