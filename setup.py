@@ -32,6 +32,8 @@ REQUIRED = [
     "scipy>=1.13,<2",
     # Embedded data sets and stratified splits.
     "scikit-learn>=1.5,<2",
+    # Search spaces are written in YAML.
+    "pyyaml>=6,<7",
     # Plots of the examples, tools and reports.
     "matplotlib>=3.9,<4",
 ]
