@@ -4,7 +4,7 @@ model = keras_rub.RUBModel(base)      # the user's own Keras model
 model.fit(x, y)
 """
 
-from keras_rub import attacks, callbacks, datasets, metrics, models
+from keras_rub import attacks, callbacks, datasets, metrics, models, serving
 from keras_rub.bounds import (
     Certificate,
     CertificateTable,
@@ -23,6 +23,7 @@ from keras_rub.defenses import (
     RUBModel,
 )
 from keras_rub.evaluation import Evaluation, evaluate, paper_radius
+from keras_rub.serving import export
 from keras_rub.uncertainty import PerturbationSet
 from keras_rub.version import __version__
 
@@ -46,8 +47,10 @@ __all__ = [
     "certify",
     "datasets",
     "evaluate",
+    "export",
     "metrics",
     "models",
     "paper_radius",
     "register_rule",
+    "serving",
 ]

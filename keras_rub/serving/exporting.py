@@ -1,0 +1,371 @@
+"""A trained classifier as a SavedModel that a server loads."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from keras_rub.bounds.certification import METHODS as ALL_METHODS
+from keras_rub.classifier import base_of, input_shape, logits_of
+from keras_rub.defenses.robust_model import _check_logits
+from keras_rub.loading import KERAS_COPY
+from keras_rub.serving import server
+from keras_rub.serving.signatures import (
+    METHODS,
+    SIGNATURES,
+    Certifier,
+    predict,
+)
+from keras_rub.serving.versions import (
+    check_version,
+    hidden_folder,
+    list_versions,
+    publish,
+)
+from keras_rub.uncertainty import PerturbationSet, canonical_norm, check_rho
+from keras_rub.version import __version__
+
+# Where the facts about a model lie within its SavedModel.
+METADATA = pathlib.Path("assets.extra") / "metadata.json"
+
+
+def export(
+    model: keras.Model,
+    path: str | os.PathLike,
+    version: int | None = None,
+    signatures: Sequence[str] = SIGNATURES,
+    *,
+    norm: int | str | None = None,
+    method: str | None = None,
+    input_range: tuple[Any, Any] | None = None,
+    mask: Any = None,
+    weights: Any = None,
+    preprocessing: keras.layers.Layer | None = None,
+    metadata: Mapping[str, Any] | None = None,
+    warmup: Any = None,
+    tolerance: float = 0.01,
+    max_radius: float = 1e3,
+    memory_budget: int = 2**26,
+) -> pathlib.Path:
+    """Writes a classifier as a SavedModel, with its certificates.
+
+    The result needs TensorFlow only, not keras_rub. It appears under its
+    number at once when it is complete, so that a server that polls `path`
+    never sees half a model, and a number is never used twice.
+
+    | signature | inputs | outputs |
+    | --- | --- | --- |
+    | `serving_default` | x | logits, probabilities, class |
+    | `certify` | x, rho [batch] | class, certified, margin |
+    | `certified_radius` | x | class, radius |
+
+    All inputs are float32 and all tensors begin with the batch, of any size.
+    Numbers are those of `keras_rub.certify` and
+    `keras_rub.certified_radius` for the same norm, method and limits. Where
+    these raise for a NaN, a radius below 0 or an input outside
+    `input_range`, the sample is served as not certified, with the margin
+    infinite and the radius 0.
+
+    Args:
+        model: a robust model, or any built Keras classifier that returns
+            logits.
+        path: the folder of all versions, such as `"models/digits"`.
+        version: int, or `None`. Defaults to `None`, the next free number.
+        signatures: which of the table. Certificates need a Sequential or
+            Functional model of supported layers; leave them out for others.
+            Defaults to all three.
+        norm: 1, 2, `"inf"` or `None`. The norm of the certificates.
+            Defaults to `None`: that of a robust model, else 1.
+        method: `"rub"` (norm 1), `"crown"`, `"coap"` or `None`. Defaults to
+            `None`: `"rub"` for norm 1, else `"crown"`.
+        input_range: as in `keras_rub.certify`. Defaults to `None`.
+        mask: as in `keras_rub.certify`. Defaults to `None`.
+        weights: as in `keras_rub.certify`. Defaults to `None`.
+        preprocessing: layer or model that is put before the classifier, or
+            `None`. The radius, the mask, the weights and the valid range
+            are then in the units of *its* input. Defaults to `None`.
+        metadata: dict that JSON can hold, or `None`. What else
+            `read_metadata` shall return, such as the data set and the
+            accuracies. Defaults to `None`.
+        warmup: array [n, *features], or `None`. Inputs of the warm-up
+            requests, which are written if tensorflow-serving-api is
+            installed. Defaults to `None`, one input in the valid range.
+        tolerance: as in `keras_rub.certified_radius`. Defaults to `0.01`.
+        max_radius: as in `keras_rub.certified_radius`. Defaults to `1e3`.
+        memory_budget: int. Bytes that one chunk of work may take; a single
+            sample may still need more. Defaults to `2**26` (64 MiB).
+
+    Returns:
+        The folder of the new version.
+
+    Example:
+    ```python
+    folder = keras_rub.export(model, "models/digits", norm=1)
+    served = tf.saved_model.load(folder)
+    served.signatures["certify"](x=x, rho=tf.fill([len(x)], 0.5))
+    ```
+    """
+    base = base_of(model)
+    folder = _local_folder(path)
+    check_version(folder, version)
+    signatures = _check_signatures(signatures)
+    network = _with_preprocessing(base, preprocessing)
+    shape, num_classes = _check_shapes(network)
+    norm, method = _choose_bound(model, norm, method)
+    limits = PerturbationSet(
+        norm, mask=mask, weights=weights, input_range=input_range
+    )
+    facts = {
+        **_facts_about(model),
+        "input_shape": list(shape),
+        "num_classes": num_classes,
+        "signatures": list(signatures),
+    }
+    certifier = None
+    if signatures != ("serving_default",):
+        certifier = Certifier(
+            network,
+            norm=norm,
+            method=method,
+            input_range=input_range,
+            mask=mask,
+            weights=weights,
+            tolerance=_check_tolerance(tolerance),
+            max_radius=_check_max_radius(max_radius),
+            memory_budget=memory_budget,
+        )
+        facts["certificates"] = {
+            **limits.get_config(),
+            "method": method,
+            "tolerance": tolerance,
+            "max_radius": max_radius,
+        }
+    facts = _merge(facts, metadata)
+    samples = _warmup_samples(warmup, shape, limits)
+    with hidden_folder(folder) as hidden:
+        _save(network, shape, signatures, certifier, hidden)
+        _add_files(hidden, folder.name, network, facts, signatures, samples)
+        return publish(hidden, folder, version)
+
+
+def read_metadata(path: str | os.PathLike) -> dict[str, Any]:
+    """What `keras_rub.export` noted about a model.
+
+    Args:
+        path: the folder of a SavedModel, or one with numbered versions, of
+            which the newest is taken.
+
+    Returns:
+        Dict with the versions of the libraries, the time of the export, the
+        defence and the radius of the training, the shapes, the signatures,
+        the settings of the certificates, and what the user added.
+    """
+    folder = pathlib.Path(path)
+    versions = list_versions(folder)
+    if versions and not (folder / METADATA).exists():
+        folder /= str(versions[-1])
+    if not (folder / METADATA).exists():
+        raise ValueError(
+            f"{folder} was not written by keras_rub.export: it has no "
+            f"{METADATA}."
+        )
+    return json.loads((folder / METADATA).read_text())
+
+
+# Writing ---------------------------------------------------------------------
+
+
+def _save(network, shape, signatures, certifier, folder) -> None:
+    x = tf.TensorSpec([None, *shape], tf.float32, name="x")
+    rho = tf.TensorSpec([None], tf.float32, name="rho")
+    module = tf.Module()
+    # All that the graph reads must hang on the module. Keras's own variables
+    # are wrapped ones.
+    module.weights = [variable.value for variable in network.variables]
+    functions = {}
+    if "serving_default" in signatures:
+        functions["serving_default"] = tf.function(
+            lambda x: predict(network, x), input_signature=[x]
+        )
+    if "certify" in signatures:
+        functions["certify"] = tf.function(
+            certifier.certify, input_signature=[x, rho]
+        )
+    if "certified_radius" in signatures:
+        functions["certified_radius"] = tf.function(
+            certifier.certified_radius, input_signature=[x]
+        )
+    tf.saved_model.save(module, str(folder), signatures=functions)
+
+
+def _add_files(folder, name, network, facts, signatures, samples) -> None:
+    (folder / KERAS_COPY).parent.mkdir(exist_ok=True)
+    network.save(folder / KERAS_COPY)
+    warm = samples is not None and server.can_write_warmup()
+    if warm:
+        requests = {signature: {"x": samples} for signature in signatures}
+        if "certify" in requests:
+            radii = np.ones(len(samples), "float32")
+            requests["certify"] = {"x": samples, "rho": radii}
+        server.write_warmup(folder, name, requests)
+    facts = {**facts, "warmup_requests": warm}
+    (folder / METADATA).write_text(json.dumps(facts, indent=2) + "\n")
+
+
+def _facts_about(model) -> dict[str, Any]:
+    robust = base_of(model) is not model
+    return {
+        "created": datetime.datetime.now(datetime.UTC).isoformat(
+            timespec="seconds"
+        ),
+        "versions": {
+            "keras_rub": __version__,
+            "tensorflow": tf.__version__,
+            "keras": keras.__version__,
+        },
+        "model": base_of(model).name,
+        "defense": type(model).__name__ if robust else None,
+        "norm": model.norm if robust else None,
+        "rho": round(model.rho, 8) if robust else None,
+    }
+
+
+def _merge(facts, metadata) -> dict[str, Any]:
+    metadata = {} if metadata is None else dict(metadata)
+    taken = sorted(set(facts) & set(metadata))
+    if taken:
+        raise ValueError(
+            f"`metadata` must not hold {taken}, which export writes itself. "
+            f"Received: keys {sorted(metadata)}"
+        )
+    merged = {**facts, **metadata}
+    try:
+        json.dumps(merged)
+    except TypeError as error:
+        raise ValueError(
+            f"`metadata` must hold only what JSON can: {error}."
+        ) from None
+    return merged
+
+
+# Arguments -------------------------------------------------------------------
+
+
+def _local_folder(path) -> pathlib.Path:
+    if "://" in str(path):
+        raise ValueError(
+            "`path` must be a local folder: elsewhere a model can't appear "
+            "at once. Export it here and copy the version. "
+            f"Received: `path={str(path)!r}`"
+        )
+    return pathlib.Path(path)
+
+
+def _check_signatures(signatures) -> tuple[str, ...]:
+    wanted = (signatures,) if isinstance(signatures, str) else signatures
+    wanted = tuple(wanted)
+    unknown = sorted(set(wanted) - set(SIGNATURES))
+    if unknown or not wanted:
+        raise ValueError(
+            f"`signatures` must be some of {SIGNATURES}. "
+            f"Received: `signatures={signatures!r}`"
+        )
+    return tuple(name for name in SIGNATURES if name in wanted)
+
+
+def _with_preprocessing(base, preprocessing) -> keras.Model:
+    if preprocessing is None:
+        return base
+    if not isinstance(preprocessing, keras.layers.Layer):
+        raise TypeError(
+            "`preprocessing` must be a Keras layer or model. "
+            f"Received: {type(preprocessing).__name__}"
+        )
+    shape = input_shape(base)
+    if getattr(preprocessing, "inputs", None):
+        shape = tuple(preprocessing.inputs[0].shape[1:])
+    x = keras.Input(shape, name="x")
+    return keras.Model(x, logits_of(base, preprocessing(x)), name=base.name)
+
+
+def _check_shapes(network) -> tuple[tuple[int | None, ...], int]:
+    """The shape of one input and K, if the network can be served at all."""
+    known = bool(getattr(network, "inputs", None))
+    if known and len(network.inputs) != 1:
+        raise ValueError(
+            "`model` must take one input tensor. "
+            f"Received: {len(network.inputs)} inputs"
+        )
+    shape = input_shape(network)
+    if known:
+        outputs = network.outputs
+    else:
+        outputs = keras.tree.flatten(logits_of(network, tf.zeros([1, *shape])))
+    shapes = [tuple(output.shape) for output in outputs]
+    if len(shapes) != 1 or len(shapes[0]) != 2 or (shapes[0][1] or 0) < 2:
+        raise ValueError(
+            "`model` must return one tensor of logits [batch, K] with K of at "
+            f"least 2. Received: output shapes {shapes}"
+        )
+    _check_logits(network)
+    return shape, shapes[0][1]
+
+
+def _choose_bound(model, norm, method) -> tuple[int | str, str]:
+    if norm is None:
+        norm = 1 if base_of(model) is model else model.norm
+    norm = canonical_norm(norm)
+    if method is None:
+        method = "rub" if norm == 1 else "crown"
+    if method not in METHODS:
+        searching = method in ALL_METHODS
+        reason = "; the others search, which a graph can't" * searching
+        raise ValueError(
+            f"`method` must be one of {METHODS}{reason}. "
+            f"Received: `method={method!r}`"
+        )
+    return norm, method
+
+
+def _check_tolerance(tolerance: float) -> float:
+    if not 0.0 < tolerance < 1.0:
+        raise ValueError(
+            "`tolerance` must be above 0 and below 1. "
+            f"Received: `tolerance={tolerance!r}`"
+        )
+    return tolerance
+
+
+def _check_max_radius(max_radius: float) -> float:
+    if not check_rho(max_radius, "max_radius") > 0.0:
+        raise ValueError("`max_radius` must be above 0. Received: 0")
+    return float(max_radius)
+
+
+def _warmup_samples(warmup, shape, limits) -> np.ndarray | None:
+    if warmup is not None:
+        samples = np.asarray(warmup, "float32")
+        fits = samples.ndim == len(shape) + 1 and all(
+            wanted in (None, size)
+            for wanted, size in zip(shape, samples.shape[1:], strict=True)
+        )
+        if not fits or not len(samples):
+            raise ValueError(
+                f"`warmup` must hold inputs [n, {', '.join(map(str, shape))}]. "
+                f"Received: shape {samples.shape}"
+            )
+        return samples
+    if None in shape:
+        return None
+    samples = np.zeros([1, *shape], "float32")
+    if limits.input_range is not None:
+        samples = np.clip(samples, *limits.input_range).astype("float32")
+    return samples

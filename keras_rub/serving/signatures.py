@@ -1,0 +1,324 @@
+"""What a server computes, as TensorFlow graph code.
+
+Everything is row by row: a bad sample of a batch (NaN, a negative radius, an
+input outside the valid range) is not certified and leaves the others alone.
+A server may put the requests of several clients into one batch, so it must
+not make the whole batch fail.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from keras_rub.bounds import UnsupportedLayerError, certification
+from keras_rub.bounds.majorant import Classes, Relaxation
+from keras_rub.bounds.rub import VertexBound
+from keras_rub.classifier import input_shape, logits_of
+
+SIGNATURES = ("serving_default", "certify", "certified_radius")
+METHODS = ("rub", "crown", "coap")
+
+# Samples that are worked on together, if the memory budget allows.
+_MOST_SAMPLES = 64
+
+# Rows that the linear relaxation substitutes at once, at most.
+_MOST_ROWS = 1024
+
+# A certified radius below this is returned as 0.
+_SMALLEST_RADIUS = 1e-9
+
+
+def predict(network: keras.Model, x: tf.Tensor) -> dict[str, tf.Tensor]:
+    """Logits and probabilities [batch, K], and the class [batch].
+
+    Args:
+        network: built classifier that returns logits.
+        x: float32 tensor [batch, *features].
+    """
+    logits = tf.cast(logits_of(network, x), tf.float32)
+    return {
+        "logits": logits,
+        "probabilities": tf.nn.softmax(logits),
+        "class": _class_of(logits),
+    }
+
+
+class Certifier:
+    """Certificates of one network, with numbers as `keras_rub.certify` gives.
+
+    Args:
+        network: built Sequential or Functional classifier that returns
+            logits, of a fixed input shape.
+        norm: 1, 2 or `"inf"`.
+        method: `"rub"`, `"crown"` or `"coap"`.
+        input_range: as in `keras_rub.certify`.
+        mask: as in `keras_rub.certify`.
+        weights: as in `keras_rub.certify`.
+        tolerance: as in `keras_rub.certified_radius`.
+        max_radius: as in `keras_rub.certified_radius`.
+        memory_budget: int. Bytes that one chunk of work may take.
+    """
+
+    def __init__(
+        self,
+        network: keras.Model,
+        *,
+        norm: int | str,
+        method: str,
+        input_range: tuple[Any, Any] | None,
+        mask: Any,
+        weights: Any,
+        tolerance: float,
+        max_radius: float,
+        memory_budget: int,
+    ):
+        _check_fixed_shape(network)
+        try:
+            self.engine = certification._engine(
+                network,
+                norm,
+                mask,
+                weights,
+                input_range,
+                "float32",
+                memory_budget,
+            )
+        except UnsupportedLayerError as error:
+            raise UnsupportedLayerError(
+                f"{error} To serve the model without certificates, export it "
+                'with `signatures=("serving_default",)`.'
+            ) from None
+        self.engine.check_method(method)
+        self.method = method
+        self.tolerance = tolerance
+        self.max_radius = max_radius
+        self.samples = self._samples_at_once()
+
+    def certify(self, x: tf.Tensor, rho: tf.Tensor) -> dict[str, tf.Tensor]:
+        """Whether a perturbation of radius rho can change the class.
+
+        Args:
+            x: float32 tensor [batch, *features].
+            rho: float32 tensor [batch].
+
+        Returns:
+            Dict of tensors [batch]: `class`, -1 where a logit is not finite;
+            `certified`; and `margin`, the bound of the largest
+            `z_k - z_class`, infinite where there is none.
+        """
+        names = ("class", "certified", "margin")
+        dtypes = (tf.int64, tf.bool, tf.float32)
+        found = _in_chunks(self._certify, (x, rho), self.samples, dtypes)
+        return dict(zip(names, found, strict=True))
+
+    def certified_radius(self, x: tf.Tensor) -> dict[str, tf.Tensor]:
+        """The largest radius that can be certified, by bisection.
+
+        Args:
+            x: float32 tensor [batch, *features].
+
+        Returns:
+            Dict of tensors [batch]: `class` and `radius`.
+        """
+        dtypes = (tf.int64, tf.float32)
+        found = _in_chunks(self._radius, (x,), self.samples, dtypes)
+        return dict(zip(("class", "radius"), found, strict=True))
+
+    # One chunk ---------------------------------------------------------------
+
+    def _certify(self, x, rho):
+        valid = self._is_valid(x) & tf.math.is_finite(rho) & (rho >= 0)
+        x, rho = _harmless(valid, x), _harmless(valid, rho)
+        predicted, labels, usable = self._predict(x, valid)
+        margins = self._margins(x, labels, rho)
+        allowance = self.engine.allowance(x, labels, rho)
+        # A comparison with NaN is false: NaN certifies nothing.
+        certified = tf.reduce_all(margins < -allowance, axis=-1) & usable
+        worst = tf.reduce_max(
+            tf.where(tf.math.is_nan(margins), np.inf, margins), axis=-1
+        )
+        return predicted, certified, tf.where(usable, worst, np.inf)
+
+    def _radius(self, x):
+        valid = self._is_valid(x)
+        x = _harmless(valid, x)
+        predicted, labels, usable = self._predict(x, valid)
+        count = tf.shape(labels)
+        # Float64, so that the brackets are those of the Python function.
+        low = tf.zeros(count, tf.float64)
+        high = tf.fill(count, tf.constant(np.inf, tf.float64))
+        guess = tf.fill(
+            count, tf.constant(min(1.0, self.max_radius), tf.float64)
+        )
+        open_ = self._decide(x, labels, tf.zeros(count)) & usable
+
+        def step(low, high, guess, open_):
+            rows = tf.where(open_)
+            some = rows[:, 0]
+            certified = self._decide(
+                tf.gather(x, some),
+                tf.gather(labels, some),
+                tf.cast(tf.gather(guess, some), tf.float32),
+            )
+            certified = tf.scatter_nd(rows, certified, tf.cast(count, tf.int64))
+            low = tf.where(certified, guess, low)
+            high = tf.where(open_ & ~certified, guess, high)
+            finished = self._is_finished(low, high)
+            return low, high, self._next_guess(low, high), open_ & ~finished
+
+        low, *_ = tf.while_loop(
+            lambda *state: tf.reduce_any(state[-1]),
+            step,
+            (low, high, guess, open_),
+            parallel_iterations=1,
+        )
+        return predicted, tf.cast(low, tf.float32)
+
+    def _predict(self, x, valid):
+        """Classes for the answer and for the bound, and which are usable."""
+        predicted = tf.where(valid, _class_of(self.engine.logits(x)), -1)
+        labels = tf.cast(tf.maximum(predicted, 0), tf.int32)
+        return predicted, labels, predicted >= 0
+
+    def _is_valid(self, x):
+        axes = list(range(1, x.shape.rank))
+        valid = tf.math.is_finite(x)
+        limits = self.engine.perturbations.input_range
+        if limits is not None:
+            low, high = (tf.constant(end, x.dtype) for end in limits)
+            valid &= (x >= low) & (x <= high)
+        return tf.reduce_all(valid, axis=axes)
+
+    def _margins(self, x, labels, rho):
+        """Bounds [batch, K - 1] by competitor."""
+        if self.method == "rub":
+            return self.engine.rub(x, labels, rho)[0]
+        return getattr(self.engine, self.method)(x, labels, rho)
+
+    def _decide(self, x, labels, rho):
+        """Whether each sample [batch] is certified, by as little work."""
+        allowance = self.engine.allowance(x, labels, rho)
+        if self.method != "rub":
+            margins = self._margins(x, labels, rho)
+            return tf.reduce_all(margins < -allowance, axis=-1)
+        margins, _ = self.engine.quick(x, labels, rho)
+        open_ = tf.reduce_all(margins < -allowance, axis=-1)
+
+        def finish():
+            rows = tf.where(open_)
+            data = (tf.gather(t, rows[:, 0]) for t in (x, labels, rho))
+            limit = tf.gather(allowance, rows[:, 0])
+            margins, _ = self.engine.finish(*data, limit)
+            certified = tf.reduce_all(margins < -limit, axis=-1)
+            return tf.scatter_nd(rows, certified, tf.shape(open_, tf.int64))
+
+        return tf.cond(tf.reduce_any(open_), finish, lambda: open_)
+
+    # Bisection ---------------------------------------------------------------
+
+    def _next_guess(self, low, high):
+        """Doubles until a radius fails, then halves the bracket."""
+        bounded = tf.math.is_finite(high)
+        ceiling = tf.where(bounded, high, 0.0)
+        # Nothing certified yet: the radius may be many times smaller.
+        inside = tf.where(low > 0, 0.5 * (low + ceiling), ceiling / 8.0)
+        return tf.where(bounded, inside, tf.minimum(2.0 * low, self.max_radius))
+
+    def _is_finished(self, low, high):
+        narrow = high - low <= self.tolerance * high
+        return tf.where(
+            tf.math.is_finite(high),
+            narrow | (high < _SMALLEST_RADIUS),
+            low >= self.max_radius,
+        )
+
+    # Memory ------------------------------------------------------------------
+
+    def _samples_at_once(self) -> int:
+        """As many samples as the memory budget holds, but at least one."""
+        network = self.engine.network
+        x = tf.zeros([1, *self.engine.logits.input_signature[0].shape[1:]])
+        labels = tf.zeros([1], tf.int32)
+        if self.method == "rub":
+            bytes_ = VertexBound(network, x, labels, tf.zeros([1])).row_bytes()
+        else:
+            classes = Classes(labels, network.num_classes)
+            values = Relaxation(network.program, x, classes).values
+            widths = [
+                tf.TensorShape(value.shape[1:]).num_elements()
+                for value in values.values()
+            ]
+            rows = max(min(width, _MOST_ROWS) for width in widths)
+            # A row before and after an operation, and its positive part.
+            bytes_ = 3 * x.dtype.size * rows * max(widths)
+        budget = self.engine.memory_budget
+        return int(np.clip(budget // bytes_, 1, _MOST_SAMPLES))
+
+
+def _class_of(logits):
+    finite = tf.reduce_all(tf.math.is_finite(logits), axis=-1)
+    return tf.where(finite, tf.argmax(logits, axis=-1), -1)
+
+
+def _harmless(valid, tensor):
+    """The tensor with 0 in the place of samples that are not valid."""
+    shape = [-1] + [1] * (tensor.shape.rank - 1)
+    return tf.where(tf.reshape(valid, shape), tensor, 0.0)
+
+
+def _in_chunks(
+    function: Callable[..., Sequence[tf.Tensor]],
+    inputs: Sequence[tf.Tensor],
+    size: int,
+    dtypes: Sequence[tf.DType],
+) -> list[tf.Tensor]:
+    """`function` of `size` samples at a time, one chunk below the other.
+
+    Args:
+        function: takes tensors [n, ...], returns tensors [n].
+        inputs: tensors [batch, ...].
+        size: int.
+        dtypes: of what `function` returns.
+
+    Returns:
+        Tensors [batch], one for each of `dtypes`.
+    """
+    total = tf.shape(inputs[0])[0]
+    # Each begins with a part of no rows, so that there is always one.
+    arrays = [
+        tf.TensorArray(
+            dtype, size=0, dynamic_size=True, infer_shape=False
+        ).write(0, tf.zeros([0], dtype))
+        for dtype in dtypes
+    ]
+
+    def step(first, arrays):
+        last = tf.minimum(first + size, total)
+        found = function(*(tensor[first:last] for tensor in inputs))
+        return last, [
+            array.write(array.size(), part)
+            for array, part in zip(arrays, found, strict=True)
+        ]
+
+    _, arrays = tf.while_loop(
+        lambda first, _: first < total,
+        step,
+        (tf.constant(0), arrays),
+        parallel_iterations=1,
+    )
+    return [tf.ensure_shape(array.concat(), [None]) for array in arrays]
+
+
+def _check_fixed_shape(network: keras.Model) -> None:
+    shape = input_shape(network)
+    if None in shape:
+        raise ValueError(
+            "A certificate needs inputs of a fixed shape. Received: a model "
+            f"for inputs of shape {shape}. Build it for one size, or export "
+            'it without certificates: `signatures=("serving_default",)`.'
+        )
