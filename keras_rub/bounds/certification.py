@@ -350,7 +350,11 @@ class _Engine:
         return worst.margins, worst.vertices[..., 0]
 
     def _try_vertices(self, x, labels, rho, vertices):
-        return self._bound(x, labels, rho).worst_case(vertices).margins
+        bound = self._bound(x, labels, rho)
+        if bound.room is not None:
+            # In a mixture, a vertex that is listed twice would count twice.
+            vertices = vertices[:, :1]
+        return bound.worst_case(vertices).margins
 
     def _linear(self, x, labels, rho, kind):
         relaxation = LinearRelaxation(
