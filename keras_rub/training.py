@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import csv
 import dataclasses
 import json
 import os
@@ -9,8 +11,9 @@ import pathlib
 from typing import Any
 
 import keras
+import tensorflow as tf
 
-from keras_rub import defenses, models
+from keras_rub import defenses, distribution, models
 from keras_rub.datasets import Dataset
 from keras_rub.files import write_atomically
 from keras_rub.uncertainty import canonical_norm, check_rho
@@ -184,12 +187,21 @@ def train_in_folder(
     data: Dataset,
     folder: str | os.PathLike,
     verbose: int | str = 2,
+    strategy: tf.distribute.Strategy | None = None,
 ) -> pathlib.Path:
     """Trains, or goes on training, and keeps everything in one folder.
 
     The folder gets config.json, history.csv, TensorBoard logs, a checkpoint
     at each twentieth of the way, and at last model.keras. If it holds a
     finished run of the same settings, nothing is done.
+
+    Args:
+        recipe: how to train.
+        data: the data set.
+        folder: the folder.
+        verbose: as of `keras.Model.fit`.
+        strategy: what `keras_rub.distribution.make_strategy` made, or
+            `None`. Several workers must share the folder.
 
     Returns:
         The path of model.keras.
@@ -209,19 +221,48 @@ def train_in_folder(
     path = folder / "model.keras"
     if path.exists():
         return path
-    model = recipe.build(data)
-    recipe.fit(
-        model,
-        data,
-        callbacks=[
-            keras.callbacks.BackupAndRestore(str(folder / "backup")),
-            keras.callbacks.CSVLogger(str(folder / "history.csv"), append=True),
-            keras.callbacks.TensorBoard(str(folder / "tensorboard")),
-        ],
-        verbose=verbose,
-    )
+    with contextlib.nullcontext() if strategy is None else strategy.scope():
+        model = recipe.build(data)
+    if isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
+        _fit_on_workers(recipe, model, data, folder, strategy)
+    else:
+        recipe.fit(
+            model,
+            data,
+            callbacks=[
+                keras.callbacks.BackupAndRestore(str(folder / "backup")),
+                keras.callbacks.CSVLogger(
+                    str(folder / "history.csv"), append=True
+                ),
+                keras.callbacks.TensorBoard(str(folder / "tensorboard")),
+            ],
+            verbose=verbose,
+        )
+    # Every worker has the same weights and may write; the last one stays.
     save(model, path)
     return path
+
+
+def _fit_on_workers(recipe, model, data, folder, strategy):
+    """Trains by the workers' own loop; the first of them keeps the logs."""
+    loop = distribution.MultiWorkerTraining(
+        strategy, model, data, recipe.batch_size, recipe.seed, folder
+    )
+    first = distribution.worker_index() == 0
+    history = folder / "history.csv"
+    for logs in loop.run(recipe.epochs, recipe.steps_per_epoch):
+        if not first:
+            continue
+        with open(history, "a", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, list(logs))
+            if logs["epoch"] == 0:
+                writer.writeheader()
+            writer.writerow(logs)
+        print(
+            f"{logs['epoch'] + 1}/{recipe.epochs}: "
+            + ", ".join(f"{k} {v:.4f}" for k, v in logs.items()),
+            flush=True,
+        )
 
 
 def save(model: keras.Model, path: str | os.PathLike) -> None:

@@ -4,14 +4,16 @@
 
 Writes to --out: model.keras, history.csv, config.json, TensorBoard logs and
 checkpoints. A run that was interrupted goes on where it stopped when the same
-command is given again; another command for the same folder is refused.
+command is given again; another command for the same folder is refused. On
+several machines that share --out, give the same command on each, with
+--strategy multiworker and TF_CONFIG set.
 """
 
 import pathlib
 
 from absl import app, flags
 
-from keras_rub import datasets, training
+from keras_rub import datasets, distribution, training
 
 _DATASET = flags.DEFINE_string(
     "dataset", "digits", "Name of the data set, or a .csv or .npz file."
@@ -74,6 +76,12 @@ _WEIGHT_DECAY = flags.DEFINE_float(
 _BATCH_SIZE = flags.DEFINE_integer("batch_size", 128, "Samples a step.")
 _STEPS = flags.DEFINE_integer("steps", 2000, "Training steps.", lower_bound=1)
 _SEED = flags.DEFINE_integer("seed", 0, "Of weights and of the shuffling.")
+_STRATEGY = flags.DEFINE_enum(
+    "strategy",
+    "none",
+    list(distribution.STRATEGIES),
+    "One device, all devices of this machine, or the machines of TF_CONFIG.",
+)
 _OUT = flags.DEFINE_string("out", None, "Folder for the results.")
 flags.mark_flag_as_required("out")
 
@@ -81,6 +89,8 @@ flags.mark_flag_as_required("out")
 def main(argv):
     del argv
     try:
+        # Several machines must be joined before TensorFlow does anything.
+        strategy = distribution.make_strategy(_STRATEGY.value)
         recipe = training.Recipe(
             defense=_DEFENSE.value,
             norm=_NORM.value if _NORM.value == "inf" else int(_NORM.value),
@@ -107,7 +117,7 @@ def main(argv):
             print(f"{folder} is finished already")
         else:
             print(f"radius in units of: {data.units}", flush=True)
-        path = training.train_in_folder(recipe, data, folder)
+        path = training.train_in_folder(recipe, data, folder, strategy=strategy)
     except ValueError as error:
         raise app.UsageError(str(error)) from error
     print(f"written to {path}")

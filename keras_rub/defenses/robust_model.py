@@ -402,7 +402,7 @@ class RobustModel(keras.Model):
         for name in ("rho", "mix"):
             schedule = self._schedules.get(name)
             config[name] = (
-                round(float(self._numbers[name]), 8)
+                round(float(self._numbers[name].numpy()), 8)
                 if schedule is None
                 else keras.saving.serialize_keras_object(schedule)
             )
