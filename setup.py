@@ -38,7 +38,13 @@ REQUIRED = [
     "matplotlib>=3.9,<4",
 ]
 
+# Messages of TensorFlow Serving: warm-up requests, and clients that use gRPC.
+SERVING = [
+    "tensorflow-serving-api>=2.21,<2.22",
+]
+
 TEST = [
+    *SERVING,
     "pytest>=8,<10",
     "hypothesis>=6.100,<7",
     "ruff>=0.14,<0.16",
@@ -55,7 +61,7 @@ setuptools.setup(
     packages=setuptools.find_packages(include=["keras_rub", "keras_rub.*"]),
     package_data={"keras_rub": ["py.typed"]},
     install_requires=REQUIRED,
-    extras_require={"test": TEST},
+    extras_require={"serving": SERVING, "test": TEST},
     classifiers=[
         "Development Status :: 3 - Alpha",
         "Intended Audience :: Developers",

@@ -15,7 +15,6 @@ import json
 import pathlib
 import time
 
-import keras
 import matplotlib
 import numpy as np
 from absl import app, flags
@@ -24,11 +23,14 @@ import keras_rub
 from keras_rub import datasets
 from keras_rub.bounds import certification
 from keras_rub.files import write_atomically
+from keras_rub.loading import load_model
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
-_MODEL = flags.DEFINE_string("model", None, "A model.keras file.")
+_MODEL = flags.DEFINE_string(
+    "model", None, "A .keras file or a SavedModel folder of keras_rub.export."
+)
 _DATASET = flags.DEFINE_string("dataset", "digits", "Name of the data set.")
 _DATA_DIR = flags.DEFINE_string(
     "data_dir",
@@ -54,10 +56,20 @@ _OUT = flags.DEFINE_string("out", "out/certify", "Folder for the results.")
 _CHUNK = 256  # samples between two savings
 
 
+def digest(path: pathlib.Path) -> str:
+    """A checksum of the file, or of all files of the folder."""
+    files = [path] if path.is_file() else sorted(path.rglob("*"))
+    found = hashlib.sha256()
+    for file in files:
+        if file.is_file():
+            found.update(file.read_bytes())
+    return found.hexdigest()
+
+
 def settings(path: pathlib.Path) -> dict:
     """Everything that decides the figures."""
     return {
-        "model_sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
+        "model_sha256": digest(path),
         "dataset": _DATASET.value,
         "norm": _NORM.value,
         "methods": _METHOD.value,
@@ -186,7 +198,8 @@ def main(argv):
     del argv
     if not _MODEL.value or not pathlib.Path(_MODEL.value).exists():
         raise app.UsageError(
-            f"--model must name a .keras file. Received: {_MODEL.value}"
+            "--model must name a .keras file or a SavedModel folder. "
+            f"Received: {_MODEL.value}"
         )
     try:
         [float(rho) for rho in _RHO.value]
@@ -203,7 +216,10 @@ def main(argv):
     folder = pathlib.Path(_OUT.value)
     config = settings(pathlib.Path(_MODEL.value))
     state = resume(folder / "results.json", config)
-    model = keras.models.load_model(_MODEL.value)
+    try:
+        model = load_model(_MODEL.value)
+    except ValueError as error:
+        raise app.UsageError(str(error)) from error
     data = datasets.load(_DATASET.value, _DATA_DIR.value)
     x, y = (part[: _SAMPLES.value] for part in data.test)
     x = x.reshape(len(x), *model.input_shape[1:])
@@ -212,7 +228,10 @@ def main(argv):
             f"--input_range: data set {_DATASET.value} has no valid range."
         )
     input_range = data.input_range if _INPUT_RANGE.value else None
-    run(model, x, y, state, folder / "results.json", input_range)
+    try:
+        run(model, x, y, state, folder / "results.json", input_range)
+    except keras_rub.UnsupportedLayerError as error:
+        raise app.UsageError(str(error)) from error
     report(collect(state, len(x)), config, folder)
     print(f"\nwritten to {folder}")
 
