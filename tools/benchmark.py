@@ -14,6 +14,7 @@ import pathlib
 import resource
 import subprocess
 import sys
+import tempfile
 import time
 
 import keras
@@ -34,7 +35,7 @@ _ROUNDS = flags.DEFINE_integer(
 )
 _GROUPS = flags.DEFINE_list(
     "groups",
-    ["mnist", "uci", "cnn", "memory", "screening", "certify"],
+    ["mnist", "uci", "cnn", "memory", "screening", "certify", "export"],
     "Which groups of cases to run.",
 )
 _MODEL = flags.DEFINE_string(
@@ -358,6 +359,47 @@ def run_certify():
     return rows
 
 
+# Serving ---------------------------------------------------------------------
+
+
+def run_export(rounds):
+    """Latency of the exported signatures, 30 features, against predicting."""
+    keras.utils.set_random_seed(0)
+    base = models.mlp((30,), 2)
+    print("\nExported signatures, 30 inputs, 3x200, 2 classes, L1, rub")
+    print(f"{'case':30s} {'ms/request':>10s} {'x serving_default':>18s}")
+    rows = {}
+    with tempfile.TemporaryDirectory() as folder:
+        path = keras_rub.export(base, pathlib.Path(folder) / "tabular")
+        served = tf.saved_model.load(str(path))
+        for size in (1, 64):
+            x, _ = batch_of(size, (30,), 2)
+            inputs = {"x": x}, {"x": x, "rho": tf.fill([size], 0.1)}, {"x": x}
+            cases = {
+                name: functools.partial(answer, served.signatures[name], data)
+                for name, data in zip(
+                    ("serving_default", "certify", "certified_radius"),
+                    inputs,
+                    strict=True,
+                )
+            }
+            times = measure(cases, rounds, dict.fromkeys(cases, 10))
+            for name, value in times.items():
+                ratio = value / times["serving_default"]
+                case = f"{name}, batch {size}"
+                rows[case] = {
+                    "ms": round(value, 3),
+                    "times_serving_default": round(ratio, 2),
+                }
+                print(f"{case:30s} {value:10.2f} {ratio:18.1f}")
+    return rows
+
+
+def answer(signature, inputs):
+    """One request, in the form of a step that `measure` takes."""
+    return {"loss": signature(**inputs)["class"][0]}
+
+
 def main(argv):
     del argv
     if _MEMORY_CASE.value:
@@ -406,6 +448,7 @@ def main(argv):
         ),
         "screening": run_screening,
         "certify": run_certify,
+        "export": lambda: run_export(rounds),
     }
     unknown = set(_GROUPS.value) - set(groups)
     if unknown:
