@@ -168,7 +168,7 @@ def prepare(
     scale, input_range, raw_scale = scaler(raw, x[train], normalization)
 
     def samples(x, y):
-        return scale(x.astype("float32")), y.astype("int64")
+        return scale(x).astype("float32"), y.astype("int64")
 
     return Dataset(
         name=name,
@@ -186,6 +186,7 @@ def prepare(
 
 def _image_scaler(raw, x, normalization):
     def with_channel(x):
+        x = x.astype("float32")
         return x[..., None] if x.ndim == 3 else x
 
     if normalization == "none":
@@ -198,9 +199,9 @@ def _image_scaler(raw, x, normalization):
         x = with_channel(x) / 255.0
         mean, deviation = _by_image(x)
         deviations.append(float(deviation.mean()))
-        return ((x - mean) / deviation).astype("float32")
+        return (x - mean) / deviation
 
-    standardized(x[:10_000].astype("float32"))
+    standardized(x[:10_000])
     return standardized, None, deviations[0]
 
 
@@ -235,7 +236,7 @@ def _table_scaler(raw, x, normalization):
 
 
 def _affine(shift, scale):
-    return lambda x: ((x - shift) / scale).astype("float32")
+    return lambda x: (x - shift) / scale
 
 
 def _short(scale) -> str:

@@ -259,10 +259,8 @@ def read_tfds(name: str, data_dir: str | os.PathLike | None = None) -> RawData:
     import tensorflow_datasets as tfds
 
     def split(part):
-        found = tfds.as_numpy(
-            builder.as_dataset(split=part, batch_size=-1, as_supervised=True)
-        )
-        x, y = (np.asarray(array) for array in found)
+        found = tfds.as_numpy(builder.as_dataset(split=part, batch_size=-1))
+        x, y = np.asarray(found["image"]), np.asarray(found["label"])
         return (x[..., 0] if x.shape[-1] == 1 else x), y
 
     builder = tfds.builder(name, data_dir=data_dir)
