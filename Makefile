@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 # Quiet TensorFlow's start-up banner.
 export TF_CPP_MIN_LOG_LEVEL ?= 3
 
-.PHONY: demo test test-slow lint benchmark clean
+.PHONY: demo test test-slow lint benchmark docs package clean
 
 demo: $(VENV)/.installed
 	$(BIN)/python examples/quickstart.py
@@ -26,6 +26,14 @@ lint: $(VENV)/.installed-test
 benchmark: $(VENV)/.installed
 	$(BIN)/python tools/benchmark.py
 
+# A site in build/site; warnings are errors.
+docs: $(VENV)/.installed-docs
+	$(BIN)/mkdocs build
+
+# An sdist and a wheel in dist.
+package: $(VENV)/.installed-test
+	$(BIN)/python -m build --outdir dist .
+
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
@@ -38,6 +46,10 @@ $(VENV)/.installed: setup.py keras_rub/version.py | $(BIN)/python
 $(VENV)/.installed-test: setup.py keras_rub/version.py | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[test]"
 	touch $@ $(VENV)/.installed
+
+$(VENV)/.installed-docs: setup.py keras_rub/version.py | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[docs]"
+	touch $@
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache out

@@ -43,8 +43,18 @@ SERVING = [
     "tensorflow-serving-api>=2.21,<2.22",
 ]
 
+# The site of `make docs`; its API pages come from the docstrings.
+DOCS = [
+    "mkdocs>=1.6,<2",
+    "mkdocs-material>=9.7,<10",
+    "mkdocstrings[python]>=1,<2",
+]
+
 TEST = [
     *SERVING,
+    *DOCS,
+    "build>=1.2",
+    "setuptools>=77",
     "pytest>=8,<10",
     "hypothesis>=6.100,<7",
     "ruff>=0.14,<0.16",
@@ -61,7 +71,7 @@ setuptools.setup(
     packages=setuptools.find_packages(include=["keras_rub", "keras_rub.*"]),
     package_data={"keras_rub": ["py.typed"]},
     install_requires=REQUIRED,
-    extras_require={"serving": SERVING, "test": TEST},
+    extras_require={"serving": SERVING, "docs": DOCS, "test": TEST},
     classifiers=[
         "Development Status :: 3 - Alpha",
         "Intended Audience :: Developers",

@@ -115,7 +115,7 @@ class Certify(keras.callbacks.Callback):
     ```
     """
 
-    def __init__(self, x: Any, y: Any, rho: Any, every: int = 1, **kwargs):
+    def __init__(self, x: Any, y: Any, rho: Any, every: int = 1, **kwargs: Any):
         super().__init__()
         if every < 1:
             raise ValueError(

@@ -59,6 +59,8 @@ def class_labels(y: Any, num_classes: int) -> tf.Tensor:
     Returns:
         Int32 tensor [batch]. Reading it waits for the checks.
     """
+    if isinstance(y, (list, tuple)) and y and np.ndim(y[0]) == 0:
+        y = np.asarray(y)  # a plain list of class numbers, no structure
     leaves = keras.tree.flatten(y)
     if len(leaves) != 1 or leaves[0] is None:
         raise ValueError(

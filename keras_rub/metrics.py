@@ -45,7 +45,7 @@ class CertifiedAccuracy(keras.metrics.Metric):
         norm: int | str = 1,
         method: str | None = None,
         name: str | None = None,
-        **kwargs,
+        **kwargs: Any,
     ):
         self.rho = check_rho(rho)
         self.norm = canonical_norm(norm)

@@ -411,7 +411,7 @@ def test_clear_errors(victim):
     with pytest.raises(ValueError, match="`radii` must hold"):
         attack.sweep(x, y, [])
     with pytest.raises(ValueError, match="one class a sample"):
-        attack(x, y, 0.1, targets=np.array([1]))
+        attack(x, y, 0.1, targets=[1])
     with pytest.raises(ValueError, match="`loss` must be"):
         keras_rub.attacks.PGD(base, loss="hinge")
     with pytest.raises(ValueError, match="`steps` must be"):

@@ -1,7 +1,9 @@
-"""The Python blocks of README and guides run as they stand."""
+"""The Python blocks of README and guides run, and the site builds."""
 
 import pathlib
 import re
+import subprocess
+import sys
 
 import pytest
 
@@ -21,3 +23,17 @@ def test_code_blocks(page, tmp_path, monkeypatch):
             exec(compile(code, str(page), "exec"), names)
     for target in re.findall(r"\]\((?!http)([^)#]+)", page.read_text()):
         assert (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+def test_site_builds_without_warnings(tmp_path):
+    built = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet",
+         "--site-dir", str(tmp_path)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )  # fmt: skip
+    assert built.returncode == 0, built.stderr
+    page = (tmp_path / "api" / "index.html").read_text()
+    for name in ("RUBModel", "certify", "evaluate", "AdaptivePGD", "export"):
+        assert name in page

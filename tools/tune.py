@@ -25,7 +25,7 @@ from matplotlib.figure import Figure
 import keras_rub
 from keras_rub import datasets
 from keras_rub.attacks.suite import names_of
-from keras_rub.files import write_atomically
+from keras_rub.files import write_atomically, write_figure
 from keras_rub.tuning import SearchSpace, Sweep
 from keras_rub.tuning.oracles import ORACLES
 from keras_rub.uncertainty import canonical_norm
@@ -150,8 +150,7 @@ def draw(sweep: Sweep, path: pathlib.Path) -> None:
         axes.set_ylim(-2, 102)
     panels[0].set_ylabel("accuracy on the test set, %")
     panels[-1].legend(fontsize=8)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=120)
+    write_figure(figure, path)
 
 
 def report(sweep: Sweep, folder: pathlib.Path) -> None:

@@ -85,7 +85,9 @@ class Attack:
         """Points [batch, *features], as an argument of `compiled`."""
         return tf.TensorSpec([None, *self.input_shape], tf.float32)
 
-    def compiled(self, function: Callable, *signature) -> Callable:
+    def compiled(
+        self, function: Callable, *signature: tf.TensorSpec
+    ) -> Callable:
         """Compiles a function for any batch size, without and with targets.
 
         Args:
@@ -106,7 +108,9 @@ class Attack:
 
         return call
 
-    def traced_once(self, function: Callable, *signature) -> Callable:
+    def traced_once(
+        self, function: Callable, *signature: tf.TensorSpec
+    ) -> Callable:
         """Compiles a function of this signature, when first called."""
 
         @functools.cache
@@ -225,7 +229,12 @@ class Attack:
         checks.require_in_range(tf.constant(x), self.perturbations.input_range)
         return x, checks.class_labels(y, self.num_classes).numpy()
 
-    def objective(self, points, labels, targets):
+    def objective(
+        self,
+        points: tf.Tensor,
+        labels: tf.Tensor,
+        targets: tf.Tensor | None,
+    ) -> tuple[tf.Tensor, tf.Tensor]:
         """The loss [batch] at these points, and whether the attack has won."""
         logits = tf.cast(self._logits(points), tf.float32)
         if targets is not None:
@@ -236,7 +245,14 @@ class Attack:
             has_won(logits, labels, targets),
         )
 
-    def run(self, x, labels, rho, targets, restart) -> tf.Tensor:
+    def run(
+        self,
+        x: np.ndarray,
+        labels: np.ndarray,
+        rho: np.ndarray,
+        targets: np.ndarray | None,
+        restart: int,
+    ) -> tf.Tensor:
         """One run on a batch; what a subclass has to provide.
 
         Args:

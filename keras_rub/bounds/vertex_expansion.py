@@ -35,8 +35,7 @@ class VertexExpansion(keras.layers.Layer):
         rho: tensor [] or [batch], or `None`. A radius in place of the layer's
             own. Defaults to `None`.
 
-    Returns:
-        Tensor [batch, V, *features].
+    The result is a tensor [batch, V, *features].
 
     Example:
     ```python
@@ -52,7 +51,7 @@ class VertexExpansion(keras.layers.Layer):
         *,
         mask: Any = None,
         weights: Any = None,
-        **kwargs,
+        **kwargs: Any,
     ):
         super().__init__(**kwargs)
         self.rho = check_rho(rho)

@@ -57,7 +57,7 @@ class ARUBModel(MarginModel):
         mix: float | Schedule = 1.0,
         mask: Any = None,
         weights: Any = None,
-        **kwargs,
+        **kwargs: Any,
     ):
         perturbations = PerturbationSet(norm, mask=mask, weights=weights)
         super().__init__(

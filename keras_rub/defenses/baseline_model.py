@@ -44,7 +44,7 @@ class BaselineModel(RobustModel):
         mix: float | Schedule = 1.0,
         mask: Any = None,
         weights: Any = None,
-        **kwargs,
+        **kwargs: Any,
     ):
         perturbations = PerturbationSet(norm, mask=mask, weights=weights)
         super().__init__(

@@ -56,7 +56,7 @@ class COAPModel(MarginModel):
         input_range: tuple[Any, Any] | None = None,
         mask: Any = None,
         weights: Any = None,
-        **kwargs,
+        **kwargs: Any,
     ):
         super().__init__(
             base,

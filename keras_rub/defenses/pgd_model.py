@@ -63,7 +63,7 @@ class PGDModel(RobustModel):
         input_range: tuple[Any, Any] | None = None,
         mask: Any = None,
         weights: Any = None,
-        **kwargs,
+        **kwargs: Any,
     ):
         for name, value in (("steps", steps), ("restarts", restarts)):
             if int(value) < 1:
@@ -163,7 +163,7 @@ class FGSMModel(PGDModel):
         *,
         steps: int = 1,
         step_size: float = 1.25,
-        **kwargs,
+        **kwargs: Any,
     ):
         super().__init__(
             base, rho, norm, steps=steps, step_size=step_size, **kwargs

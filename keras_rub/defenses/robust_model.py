@@ -78,7 +78,7 @@ class RobustModel(keras.Model):
         *,
         mix: float | Schedule = 1.0,
         perturbations: PerturbationSet,
-        **kwargs,
+        **kwargs: Any,
     ):
         _check_base(base)
         kwargs.setdefault("dtype", base.dtype_policy)

@@ -68,7 +68,7 @@ class RUBModel(MarginModel):
         weights: Any = None,
         vertices: int | str = 32,
         memory_budget: int = 2**26,
-        **kwargs,
+        **kwargs: Any,
     ):
         if vertices != "all" and (
             isinstance(vertices, (bool, str)) or int(vertices) < 1

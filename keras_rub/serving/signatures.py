@@ -39,12 +39,16 @@ def predict(network: keras.Model, x: tf.Tensor) -> dict[str, tf.Tensor]:
     Args:
         network: built classifier that returns logits.
         x: float32 tensor [batch, *features].
+
+    Returns:
+        Dict of tensors. The class is -1 where an input or a logit is not
+        finite.
     """
     logits = tf.cast(logits_of(network, x), tf.float32)
     return {
         "logits": logits,
         "probabilities": tf.nn.softmax(logits),
-        "class": _class_of(logits),
+        "class": _class_of(x, logits),
     }
 
 
@@ -107,7 +111,7 @@ class Certifier:
             rho: float32 tensor [batch].
 
         Returns:
-            Dict of tensors [batch]: `class`, -1 where a logit is not finite;
+            Dict of tensors [batch]: `class`, as `predict` gives it;
             `certified`; and `margin`, the bound of the largest
             `z_k - z_class`, infinite where there is none.
         """
@@ -132,9 +136,9 @@ class Certifier:
     # One chunk ---------------------------------------------------------------
 
     def _certify(self, x, rho):
-        valid = self._is_valid(x) & tf.math.is_finite(rho) & (rho >= 0)
-        x, rho = _harmless(valid, x), _harmless(valid, rho)
-        predicted, labels, usable = self._predict(x, valid)
+        x, predicted, labels, usable = self._predict(x)
+        usable &= tf.math.is_finite(rho) & (rho >= 0)
+        rho = tf.where(usable, rho, 0.0)
         margins = self._margins(x, labels, rho)
         allowance = self.engine.allowance(x, labels, rho)
         # A comparison with NaN is false: NaN certifies nothing.
@@ -145,9 +149,7 @@ class Certifier:
         return predicted, certified, tf.where(usable, worst, np.inf)
 
     def _radius(self, x):
-        valid = self._is_valid(x)
-        x = _harmless(valid, x)
-        predicted, labels, usable = self._predict(x, valid)
+        x, predicted, labels, usable = self._predict(x)
         count = tf.shape(labels)
         # Float64, so that the brackets are those of the Python function.
         low = tf.zeros(count, tf.float64)
@@ -179,20 +181,26 @@ class Certifier:
         )
         return predicted, tf.cast(low, tf.float32)
 
-    def _predict(self, x, valid):
-        """Classes for the answer and for the bound, and which are usable."""
-        predicted = tf.where(valid, _class_of(self.engine.logits(x)), -1)
-        labels = tf.cast(tf.maximum(predicted, 0), tf.int32)
-        return predicted, labels, predicted >= 0
+    def _predict(self, x):
+        """Inputs and labels for the bound, and the answer.
 
-    def _is_valid(self, x):
-        axes = list(range(1, x.shape.rank))
-        valid = tf.math.is_finite(x)
+        Returns:
+            Finite inputs, classes, the labels to bound, and which samples
+            may be certified at all.
+        """
+        # NaN may vanish in a maximum, and would slow the others down.
+        finite = tf.reshape(_all_finite(x), [-1] + [1] * (x.shape.rank - 1))
+        predicted = _class_of(x, self.engine.logits(x))
+        labels = tf.cast(tf.maximum(predicted, 0), tf.int32)
+        usable = (predicted >= 0) & self._is_in_range(x)
+        return tf.where(finite, x, 0.0), predicted, labels, usable
+
+    def _is_in_range(self, x):
         limits = self.engine.perturbations.input_range
-        if limits is not None:
-            low, high = (tf.constant(end, x.dtype) for end in limits)
-            valid &= (x >= low) & (x <= high)
-        return tf.reduce_all(valid, axis=axes)
+        if limits is None:
+            return True
+        low, high = (tf.constant(end, x.dtype) for end in limits)
+        return _for_all_features((x >= low) & (x <= high))
 
     def _margins(self, x, labels, rho):
         """Bounds [batch, K - 1] by competitor."""
@@ -260,15 +268,17 @@ class Certifier:
         return int(np.clip(budget // bytes_, 1, _MOST_SAMPLES))
 
 
-def _class_of(logits):
-    finite = tf.reduce_all(tf.math.is_finite(logits), axis=-1)
-    return tf.where(finite, tf.argmax(logits, axis=-1), -1)
+def _class_of(x, logits):
+    known = _all_finite(x) & _all_finite(logits)
+    return tf.where(known, tf.argmax(logits, axis=-1), -1)
 
 
-def _harmless(valid, tensor):
-    """The tensor with 0 in the place of samples that are not valid."""
-    shape = [-1] + [1] * (tensor.shape.rank - 1)
-    return tf.where(tf.reshape(valid, shape), tensor, 0.0)
+def _all_finite(tensor):
+    return _for_all_features(tf.math.is_finite(tensor))
+
+
+def _for_all_features(flags):
+    return tf.reduce_all(flags, axis=list(range(1, flags.shape.rank)))
 
 
 def _in_chunks(

@@ -1,0 +1,183 @@
+"""The mistakes of the first hour, and what the library says to each.
+
+Every message names what was wrong and what to do, and comes before TensorFlow
+has a chance to fail on its own.
+"""
+
+import re
+
+import keras
+import numpy as np
+import pytest
+from keras import layers
+
+import keras_rub
+from keras_rub import attacks, datasets
+from keras_rub.training import Recipe
+
+X = np.linspace(0.0, 1.0, 40, dtype="float32").reshape(10, 4)
+Y = np.arange(10) % 3
+
+
+def net(*more, outputs=3, shape=(4,)):
+    return keras.Sequential(
+        [layers.Input(shape), layers.Dense(5, "relu"), *more,
+         layers.Dense(outputs)]
+    )  # fmt: skip
+
+
+def fit(x=X, y=Y, loss="sparse_categorical_crossentropy", **kwargs):
+    model = keras_rub.RUBModel(net(), **kwargs)
+    model.compile("sgd", loss)
+    model.fit(x, y, verbose=0)
+
+
+def certify(x=X, y=Y, rho=0.1, base=None, **kwargs):
+    return keras_rub.certify(base or net(), x, y, rho=rho, **kwargs)
+
+
+def softmax_net():
+    return keras.Sequential(
+        [layers.Input((4,)), layers.Dense(3, activation="softmax")]
+    )
+
+
+MISTAKES = {
+    # Wrapping the wrong thing
+    "a softmax at the end": (
+        lambda: keras_rub.RUBModel(softmax_net()),
+        "must return logits.*softmax.*from_logits=True",
+    ),
+    "a class instead of a model": (
+        lambda: keras_rub.RUBModel(keras.Sequential),
+        "must be a keras.Model",
+    ),
+    "one output for two classes": (
+        lambda: keras_rub.RUBModel(net(outputs=1)),
+        "at least two logits.*Dense\\(2\\)",
+    ),
+    "wrapping twice": (
+        lambda: keras_rub.ARUBModel(keras_rub.RUBModel(net())),
+        "robust model already.*`.base`",
+    ),
+    "a layer without a rule": (
+        lambda: keras_rub.RUBModel(net(layers.Dense(4, activation="gelu"))),
+        "gelu.*ARUBModel",
+    ),
+    # Radii and sets
+    "a negative radius": (lambda: keras_rub.RUBModel(net(), rho=-1), "`rho`"),
+    "a radius in words": (
+        lambda: keras_rub.RUBModel(net(), rho="small"),
+        "`rho` must be a number.*'small'",
+    ),
+    "norm 3": (
+        lambda: keras_rub.ARUBModel(net(), norm=3),
+        '`norm` must be 1, 2 or "inf"',
+    ),
+    "a range the wrong way round": (
+        lambda: keras_rub.RUBModel(net(), input_range=(1, 0)),
+        "low < high",
+    ),
+    "a mask of another length": (
+        lambda: keras_rub.RUBModel(net(), mask=[True, False]),
+        "`mask` must broadcast.*\\(4,\\)",
+    ),
+    "weights of 0": (
+        lambda: keras_rub.RUBModel(net(), weights=[1, 0, 1, 1]),
+        "`weights` must be finite and above 0.*use `mask`",
+    ),
+    # Training
+    "no compile": (
+        lambda: keras_rub.RUBModel(net()).fit(X, Y, verbose=0),
+        "compile",
+    ),
+    "mean squared error": (
+        lambda: fit(loss="mse"),
+        "can't be bounded.*SparseCategoricalCrossentropy",
+    ),
+    "no labels": (lambda: fit(y=None), "needs the labels `y`"),
+    "labels that are too large": (
+        lambda: fit(y=Y + 5),
+        "class numbers from 0 to 2",
+    ),
+    "NaN in the data": (lambda: fit(x=X * np.nan), "NaN or infinite values"),
+    "pixels of 0 to 255 with a range of 0 to 1": (
+        lambda: fit(x=X * 255, input_range=(0, 1)),
+        "leaves `input_range`",
+    ),
+    # Certifying
+    "x and y of different lengths": (
+        lambda: certify(y=Y[:3]),
+        "same length.*10 and 3",
+    ),
+    "one sample without the batch axis": (
+        lambda: certify(x=X[0], y=None),
+        "`x` must have the shape \\[n, 4\\]",
+    ),
+    "rub in another norm": (
+        lambda: certify(norm=2, method="rub"),
+        'norm 1 only.*"crown"',
+    ),
+    "an unknown method": (
+        lambda: certify(method="ibp"),
+        "`method` must be one of.*'ibp'",
+    ),
+    "an unbuilt model": (
+        lambda: certify(base=keras.Sequential([layers.Dense(3)])),
+        "not built yet: train it, or call it once",
+    ),
+    "a file name instead of a model": (
+        lambda: certify(base="model.keras"),
+        "must be a robust model or a keras.Model",
+    ),
+    # Attacking
+    "an unknown attack": (
+        lambda: attacks.make("autoattack", net()),
+        "Unknown attack 'autoattack'.*Known: .*apgd-ce",
+    ),
+    "no radii": (
+        lambda: keras_rub.evaluate(net(), X, Y, radii=[]),
+        "`radii` must hold at least one",
+    ),
+    "attacking outside the range": (
+        lambda: attacks.PGD(net(), input_range=(0, 0.5))(X, Y, 0.1),
+        "leaves `input_range`",
+    ),
+    # Data and tools
+    "a data set with a typo": (
+        lambda: datasets.load("minst"),
+        "Unknown data set 'minst'.*Near names: .*'mnist'",
+    ),
+    "a file that is not there": (
+        lambda: datasets.load("mine.csv"),
+        "mine.csv does not exist",
+    ),
+    "a data folder that is not there": (
+        lambda: datasets.load("yeast", data_dir="/no/such/folder"),
+        "folder /no/such/folder does not exist",
+    ),
+    "rub training in Linf": (
+        lambda: Recipe(defense="rub", norm="inf"),
+        "for norm 1 only",
+    ),
+    "exporting to a version that exists": (
+        lambda: keras_rub.export(net(), "/tmp", version=0),
+        "`version`.*Received",
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES, ids=lambda name: name)
+def test_message(mistake, monkeypatch):
+    monkeypatch.delenv("KERAS_RUB_DATA", raising=False)
+    act, expected = MISTAKES[mistake]
+    with pytest.raises((ValueError, TypeError)) as caught:
+        act()
+    message = str(caught.value)
+    assert re.search(expected, message, re.DOTALL), message
+    for internal in ("Graph execution", "{{node", "InvalidArgumentError"):
+        assert internal not in message
+
+
+def test_thirty_of_them():
+    assert len(MISTAKES) >= 30
