@@ -1,6 +1,6 @@
 """Exports a trained model for TensorFlow Serving, with its certificates.
 
-    python tools/export.py --model out/rub/model.keras --path models/digits \
+    python tools/export.py --model out/rub/model.keras --out models/digits \
         --input_range 0,1 --report out/report.json
 
 Writes the next version of models/digits, and models/models.config and
@@ -22,8 +22,8 @@ from keras_rub.loading import load_model
 _MODEL = flags.DEFINE_string(
     "model", None, "A .keras file or a SavedModel folder of keras_rub.export."
 )
-_PATH = flags.DEFINE_string(
-    "path", None, "Folder of all versions, such as models/digits."
+_OUT = flags.DEFINE_string(
+    "out", None, "Folder of all versions, such as models/digits."
 )
 _VERSION = flags.DEFINE_integer(
     "version", None, "Its number; the next free one by default."
@@ -54,7 +54,7 @@ _REPORT = flags.DEFINE_string(
 _SERVER_CONFIG = flags.DEFINE_bool(
     "server_config",
     True,
-    "Write models.config and batching.config to the folder above --path.",
+    "Write models.config and batching.config to the folder above --out.",
 )
 
 
@@ -84,19 +84,19 @@ def read_metadata() -> dict:
         if not report.exists():
             raise app.UsageError(f"--report: there is no file {report}.")
         result = keras_rub.Evaluation.from_dict(json.loads(report.read_text()))
-        found["accuracy"] = result.rows()
+        found["accuracy"] = result.rows
     return found
 
 
 def main(argv):
     del argv
     logging.set_verbosity(logging.WARNING)  # TensorFlow's notes on saving
-    if not _MODEL.value or not _PATH.value:
-        raise app.UsageError("--model and --path are required.")
+    if not _MODEL.value or not _OUT.value:
+        raise app.UsageError("--model and --out are required.")
     try:
         folder = keras_rub.export(
             load_model(_MODEL.value),
-            _PATH.value,
+            _OUT.value,
             _VERSION.value,
             _SIGNATURES.value,
             norm=_NORM.value,
@@ -109,7 +109,7 @@ def main(argv):
     print(f"written to {folder}")
     print(json.dumps(serving.read_metadata(folder), indent=2))
     if _SERVER_CONFIG.value:
-        config = serving.write_config(pathlib.Path(_PATH.value).parent)
+        config = serving.write_config(pathlib.Path(_OUT.value).parent)
         print(f"server configuration in {config}")
 
 
