@@ -1,0 +1,193 @@
+"""How much each budget runs."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from keras_rub import datasets
+from keras_rub.training import Recipe
+from reproduction import losses, speed, uci, vision
+
+BUDGETS = ("smoke", "laptop", "full")
+
+# Many features or classes: left to the end.
+_SLOW = (
+    "balance-scale",
+    "optical-recognition-handwritten-digits",
+    "pen-based-recognition-handwritten-digits",
+    "ozone-level-detection-eight",
+    "ozone-level-detection-one",
+    "skin-segmentation",
+    "poker-hand",
+    "yeast",
+    "hill-valley",
+    "hill-valley-noise",
+    "libras-movement",
+    "connectionist-bench",
+    "letter-recognition",
+    "arrhythmia",
+    "cnae-9",
+)
+_UCI_SETS = tuple(
+    f"uci/{name}"
+    for name in sorted(datasets.UCI, key=lambda name: name in _SLOW)
+)
+_LEAK_SETS = ("uci/ecoli", "uci/haberman-survival", "uci/parkinsons")
+_NUMBERS = (0.001, 0.01, 0.1, 0.3, 1.0, 3.0, 10.0)
+
+UCI = {
+    "smoke": uci.Plan(
+        sets=("iris",),
+        leak_sets=("iris",),
+        numbers=(0.01, 1.0),
+        training_numbers=(0.1,),
+        rates=(3e-3,),
+        steps=10,
+        batch_size=32,
+        architecture="mlp1",
+        vertices=4,
+        samples=20,
+        defences=("RUB", "aRUB-Linf", "PGD-Linf", "Nominal"),
+    ),
+    "laptop": uci.Plan(
+        sets=_UCI_SETS,
+        leak_sets=_LEAK_SETS,
+        numbers=_NUMBERS,
+        training_numbers=(0.01, 0.1, 1.0),
+        rates=(3e-3,),
+        steps=200,
+        batch_size=64,
+        vertices=8,
+    ),
+    "full": uci.Plan(
+        sets=_UCI_SETS,
+        leak_sets=_LEAK_SETS,
+        numbers=_NUMBERS,
+        training_numbers=(1e-5, 1e-4, 1e-3, 0.01, 0.1, 0.3, 0.5, 1, 3, 5, 10),
+        rates=(1.0, 0.1, 0.01, 1e-3, 1e-4, 1e-5, 1e-6),
+        steps=5000,
+        batch_size=256,
+        vertices=32,
+        samples=100_000,
+    ),
+}
+
+_RUB = Recipe(
+    defense="rub",
+    norm=1,
+    rho_ramp=0.5,
+    learning_rate=3e-3,
+    weight_decay=0.2,
+    batch_size=128,
+    steps=5000,
+)
+_GREY = (0.28, 2.8, 8.4, 14.0, 28.0)
+_COLOUR = (0.55, 5.54, 16.63, 27.71, 55.43)
+_IMAGES = ("fashion_mnist", "mnist", "cifar10")
+
+VISION = {
+    "smoke": vision.Plan(
+        datasets=dict.fromkeys(_IMAGES, "digits"),
+        normalizations=("standard",),
+        rub=dataclasses.replace(
+            _RUB, steps=10, batch_size=16, vertices=4, architecture="mlp1"
+        ),
+        rub_radii=dict.fromkeys(_IMAGES, (0.28,)),
+        unit_radii={"fashion_mnist": (), "mnist": (0.28,), "cifar10": ()},
+        other=Recipe(steps=2, batch_size=16, architecture="mlp1"),
+        numbers=(0.01,),
+        cnn=Recipe(steps=1, batch_size=4, vertices=2, architecture="cnn"),
+        cnn_numbers=(0.01,),
+        validation=8,
+        attacked=8,
+        certified=16,
+        chunk=16,
+        attacks="paper",
+        defences=("RUB", "aRUB-Linf", "Nominal"),
+        smoke_radii={1: [0.01, 0.06], 2: [0.01], "inf": [0.01]},
+    ),
+    "laptop": vision.Plan(
+        datasets={name: name for name in _IMAGES},
+        normalizations=("standard", "unit"),
+        rub=_RUB,
+        rub_radii={
+            "fashion_mnist": _GREY, "mnist": _GREY, "cifar10": _COLOUR,
+        },
+        unit_radii={
+            "fashion_mnist": (0.28, 2.8), "mnist": (0.28, 2.8), "cifar10": (),
+        },
+        other=Recipe(steps=2000),
+        numbers=(0.01, 0.1, 0.3),
+        cnn=Recipe(steps=1000, batch_size=64, architecture="cnn"),
+        cnn_numbers=(0.01, 0.1),
+        validation=512,
+        attacked=500,
+        certified=2560,
+        chunk=128,
+    ),
+    "full": vision.Plan(
+        datasets={name: name for name in _IMAGES},
+        normalizations=("standard", "unit"),
+        rub=dataclasses.replace(_RUB, steps=10_000),
+        rub_radii={
+            "fashion_mnist": _GREY, "mnist": _GREY, "cifar10": _COLOUR,
+        },
+        unit_radii={
+            "fashion_mnist": _GREY, "mnist": _GREY, "cifar10": _COLOUR,
+        },
+        other=Recipe(steps=10_000, batch_size=256, attack_steps=40),
+        numbers=(1e-5, 1e-4, 1e-3, 0.01, 0.1, 0.3, 0.5, 1.0, 3.0, 5.0, 10.0),
+        cnn=Recipe(
+            steps=10_000, batch_size=256, attack_steps=40, architecture="cnn"
+        ),
+        cnn_numbers=(1e-3, 0.01, 0.1, 0.3, 1.0),
+        validation=1000,
+        attacked=10_000,
+        certified=10_000,
+        chunk=512,
+    ),
+}  # fmt: skip
+
+CURVES = {
+    "smoke": losses.CurvePlan("digits", (0.1,), 8, 4, 16),
+    "laptop": losses.CurvePlan("mnist", (0.01, 0.05, 0.1), 2000, 100, 256),
+    "full": losses.CurvePlan("mnist", (0.01, 0.05, 0.1), 10_000, 100, 1000),
+}
+
+_BOUND_RADII = (0.0, 0.0008, 0.001, 0.0015, 0.002, 0.003, 0.01)
+_BOUND_RADII += (0.1, 0.3, 0.5, 1.0)
+
+BOUNDS = {
+    "smoke": losses.BoundPlan(
+        sets=("iris",),
+        radii=(0.0, 0.01, 1.0),
+        training_numbers=(0.01,),
+        steps=4,
+        every=2,
+        samples=16,
+    ),
+    "laptop": losses.BoundPlan(
+        sets=_UCI_SETS[:20],
+        radii=_BOUND_RADII,
+        training_numbers=(0.01, 0.3),
+        steps=1000,
+        every=500,
+        samples=256,
+    ),
+    "full": losses.BoundPlan(
+        sets=_UCI_SETS,
+        radii=_BOUND_RADII,
+        training_numbers=UCI["full"].training_numbers,
+        steps=5000,
+        every=500,
+        samples=256,
+    ),
+}
+
+SPEED = {
+    "smoke": speed.Plan(
+        ("iris",), ("digits",), 8, 2, 1, 0.01, ("RUB", "Nominal")
+    ),
+    "laptop": speed.Plan(_UCI_SETS[:10], ("mnist", "cifar10"), 256, 40, 3, 1.0),
+    "full": speed.Plan(_UCI_SETS, _IMAGES, 256, 40, 5, 3.0),
+}
