@@ -86,12 +86,16 @@ def histograms(rows: list[list[dict[str, Any]]]) -> Figure:
         rows: of panels: dicts with `title`, `gains` in percentage points,
             and `colour`, the name of a defence.
     """
-    figure, axes = _panels(len(rows), len(rows[0]), height=2.9, sharey=True)
+    figure, axes = _panels(
+        len(rows), max(map(len, rows)), height=2.9, sharey=True
+    )
     every = [abs(g) for row in rows for panel in row for g in panel["gains"]]
     reach = max(10.0, 5.0 * np.ceil(max(every, default=10.0) / 5.0)) + 2.5
     edges = np.arange(-reach, reach + 0.1, 5.0)
     for panels, line in zip(rows, axes, strict=True):
-        for panel, ax in zip(panels, line, strict=True):
+        for ax in line[len(panels) :]:
+            ax.set_visible(False)
+        for panel, ax in zip(panels, line, strict=False):
             ax.hist(
                 panel["gains"],
                 bins=edges,

@@ -178,8 +178,11 @@ def _rank_panel(kind, norm, numbers, rows):
 
 def _winner(rows, number):
     some = [r for r in rows if r["number"] == number]
-    best = min(some, key=lambda r: r["mean_rank"])
-    return f"{best['defence']} ({best['mean_rank']:.2f})"
+    best = min(r["mean_rank"] for r in some)
+    names = [r["defence"] for r in some if r["mean_rank"] == best]
+    if len(names) == len(some):
+        return "all equal"
+    return f"{', '.join(names)} ({best:.2f})"
 
 
 def _leak_part(found, leaked, numbers):
@@ -222,9 +225,8 @@ def fig_improvement(context: Context) -> None:
         ("aRUB-Linf", "pgd-inf", (0.001, 0.1, 1.0)),
     ):
         line = []
-        # The embedded stand-ins know fewer numbers.
-        known = [n for n in numbers if n in plan.numbers]
-        for number in (known * 3)[:3] if len(known) < 3 else known:
+        # The smallest budget knows fewer numbers.
+        for number in (n for n in numbers if n in plan.numbers):
             place = plan.numbers.index(number)
             gains = []
             for name, entry in found.items():

@@ -20,7 +20,7 @@ def units(context: Context, networks: Iterable[vision.Network]) -> list[str]:
     """What a radius is, for each normalisation in use."""
     used = dict.fromkeys((n.dataset, n.normalization) for n in networks)
     return [
-        f"{normalization}: {context.load(name, normalization).units}."
+        f"{name}, {normalization}: {context.load(name, normalization).units}."
         for name, normalization in used
     ]
 

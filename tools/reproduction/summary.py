@@ -32,7 +32,7 @@ def summary(context: Context) -> None:
         gains = np.array([row["gain"] for row in some])
         lines.append(
             [
-                f"[{table}]({table.split(',')[0]}.md){_rest(table)}",
+                _link(table),
                 len(some),
                 int(np.sum(gains >= 0)),
                 f"{gains.mean():+.2f}",
@@ -69,9 +69,9 @@ def summary(context: Context) -> None:
     )  # fmt: skip
 
 
-def _rest(table):
-    _, comma, rest = table.partition(",")
-    return comma + rest
+def _link(table):
+    page, comma, rest = table.partition(",")
+    return f"[{page}]({page}.md){comma}{rest}"
 
 
 def _certified(context, name):
