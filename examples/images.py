@@ -81,6 +81,7 @@ def train(x, y):
         steps_per_epoch=max(_STEPS.value // _EPOCHS, 1),
         # Without the ramp a large radius keeps the network at chance.
         callbacks=[keras_rub.callbacks.RhoSchedule(epochs=_EPOCHS // 2)],
+        shuffle=False,  # done above
         verbose=2,
     )
     return model
