@@ -85,7 +85,7 @@ def test_only_what_is_missing_is_repeated(folder, capsys):
     assert "training" not in first and " s, about" not in first
     page = folder / "pages" / "tab_bounds_mnist.md"
     before = page.read_text()
-    lost = "certify-rub-digits-standard-mlp1-rub-L1-0.28"
+    lost = "certify-rub-digits-standard-mlp1-rub-L1-0.28-at-0.01"
     (folder / "jobs" / f"{lost}.json").unlink()
     page.unlink()
     again = reproduce(capsys, folder, ["tab_bounds_mnist"])
@@ -95,7 +95,7 @@ def test_only_what_is_missing_is_repeated(folder, capsys):
     # Other settings make a kept result worthless.
     path = folder / "jobs" / f"{lost}.json"
     state = json.loads(path.read_text())
-    state["settings"]["radii"] = [1.0]
+    state["settings"]["rho"] = 1.0
     path.write_text(json.dumps(state))
     again = reproduce(capsys, folder, ["tab_bounds_mnist"])
     assert again.count(" s, about") == 1

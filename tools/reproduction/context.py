@@ -43,6 +43,7 @@ class Context:
 
     def __post_init__(self):
         self.store = jobs.Store(self.out / "jobs")
+        self.models: dict[pathlib.Path, Any] = {}
         # A standardised image set takes 190 MB: keep two at most.
         self.load = functools.lru_cache(maxsize=2)(self._load)
 

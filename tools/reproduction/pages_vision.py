@@ -231,39 +231,48 @@ def _bounds(context, dataset, name):
         for network in wanted
         if (network.folder(context) / "model.keras").exists()
     ]
-    jobs = {n: vision.certify_job(n, radii, plan, context) for n in ready}
-    found = context.do(jobs.values())
-    known = {n: found[j.name] for n, j in jobs.items() if j.name in found}
+    jobs = {
+        network: [vision.certify_job(network, r, plan, context) for r in radii]
+        for network in ready
+    }
+    found = context.do(job for some in jobs.values() for job in some)
+    # From the network to its results, one a radius.
+    known = {
+        network: [found[job.name] for job in some]
+        for network, some in jobs.items()
+        if all(job.name in found for job in some)
+    }
     if not known:
         print(f"{name}: no network is certified yet")
         return
     rows = []
     for normalization in dict.fromkeys(n.normalization for n in known):
         some = {
-            n: result
-            for n, result in known.items()
-            if n.normalization == normalization
+            network: results
+            for network, results in known.items()
+            if network.normalization == normalization
         }
         rows += [
-            _bound_row(context, plan, some, index, rho, theirs)
+            _bound_row(
+                context,
+                plan,
+                {network: results[index] for network, results in some.items()},
+                rho,
+                theirs,
+            )
             for index, rho in enumerate(radii)
         ]
     _bounds_page(context, name, dataset, theirs, rows, known, wanted)
 
 
-def _bound_row(context, plan, known, index, rho, theirs) -> dict[str, Any]:
+def _bound_row(context, plan, known, rho, theirs) -> dict[str, Any]:
     """All bounds at one radius, of the network that validation chooses."""
 
     def share(result, part):
-        count = len(result[part]["certified"][index])
-        return 100 * count / result[part]["samples"]
+        return 100 * len(result[part]["certified"]) / result[part]["samples"]
 
     network = max(known, key=lambda n: share(known[n], "validation"))
-    result = known[network]["test"]
-    at_radius = {
-        "right": result["right"],
-        "certified": result["certified"][index],
-    }
+    result = dict(known[network]["test"])
     row = {
         "normalization": network.normalization,
         "rho": rho,
@@ -279,12 +288,12 @@ def _bound_row(context, plan, known, index, rho, theirs) -> dict[str, Any]:
             max(share(other, "test") for other in known.values()), 2
         ),
     }
-    proved = _prove(context, plan, network, rho, at_radius, in_range=False)
+    proved = _prove(context, plan, network, rho, result, in_range=False)
     if proved is not None:
         row["ours_auto"] = round(100 * len(proved) / result["samples"], 2)
         if network.normalization == "unit":
-            at_radius["certified"] = proved
-            more = _prove(context, plan, network, rho, at_radius, in_range=True)
+            result["certified"] = proved
+            more = _prove(context, plan, network, rho, result, in_range=True)
             if more is not None:
                 row["ours_auto_range"] = round(
                     100 * len(more) / result["samples"], 2

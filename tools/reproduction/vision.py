@@ -106,12 +106,18 @@ class Network:
         return context.out / "models" / self.name
 
     def load(self, context: Context) -> keras.Model:
-        """The trained network, without its defence; trains it if missing."""
+        """The trained network, without its defence; trains it if missing.
+
+        The last one is kept, with all that was compiled for it.
+        """
         self.train(context)
-        model = keras.models.load_model(
-            self.folder(context) / "model.keras", compile=False
-        )
-        return getattr(model, "base", model)
+        path = self.folder(context) / "model.keras"
+        if path not in context.models:
+            context.models.clear()
+            keras.backend.clear_session()
+            model = keras.models.load_model(path, compile=False)
+            context.models[path] = getattr(model, "base", model)
+        return context.models[path]
 
     def train(self, context: Context) -> None:
         """Trains it, unless it is trained or somebody is at it."""
@@ -220,7 +226,6 @@ def attack_job(
                 verbose=0,
             )
             found[part] = {"samples": len(result), "rows": result.rows}
-        keras.backend.clear_session()
         return found
 
     settings = {
@@ -233,9 +238,9 @@ def attack_job(
 
 
 def certify_job(
-    network: Network, radii: list[float], plan: Plan, context: Context
+    network: Network, rho: float, plan: Plan, context: Context
 ) -> Job:
-    """Certifies one network with the paper's bound, at every radius."""
+    """Certifies one network with the paper's bound, at one radius."""
 
     def work():
         model = network.load(context)
@@ -246,24 +251,22 @@ def certify_job(
             ("test", plan.certified),
         ):
             x, y = (array[:count] for array in getattr(data, part))
-            table = keras_rub.certify(
-                model, x, y, rho=radii, method="rub", decide_only=True,
-                verbose=0,
-            )  # fmt: skip
+            result = keras_rub.certify(
+                model, x, y, rho=rho, method="rub", decide_only=True, verbose=0
+            )
             found[part] = {
                 "samples": len(x),
-                "right": _places(table[0].predicted == y),
-                "certified": [_places(row.certified) for row in table],
+                "right": _places(result.predicted == y),
+                "certified": _places(result.certified),
             }
-        keras.backend.clear_session()
         return found
 
     settings = {
         "network": network.recipe.to_dict(),
-        "radii": list(radii),
+        "rho": rho,
         "samples": [plan.validation, plan.certified],
     }
-    return Job(f"certify-rub-{network.name}", settings, work)
+    return Job(f"certify-rub-{network.name}-at-{rho:g}", settings, work)
 
 
 def auto_jobs(
@@ -302,7 +305,6 @@ def auto_jobs(
                 decide_only=True,
                 verbose=0,
             )
-            keras.backend.clear_session()
             places = np.asarray(some)[result.certified]
             return {"certified": places.tolist()}
 
