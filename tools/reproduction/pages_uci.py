@@ -137,7 +137,8 @@ def fig_ranks(context: Context) -> None:
             "PGD-Linf, and RUB at large radii; at 0 the robust defences are "
             "more accurate than Nominal.",
             _leak_part(found, leaked, plan.numbers),
-            "Sets: "
+            f"{len(found)} of {len(plan.sets)} sets are finished; the same "
+            "command goes on with the others. Finished: "
             + ", ".join(name.removeprefix("uci/") for name in found)
             + ".",
         ],
@@ -203,10 +204,12 @@ def _leak_part(found, leaked, numbers):
                 leak = 100 * chosen(entry, defence, key, place)
                 cells.append(f"{plain:.1f} / {leak:.1f}")
             rows.append([f"{name.removeprefix('uci/')}, {defence}", *cells])
+    title = "## What the label among the features does\n\n"
+    if not rows:
+        return f"{title}The sets for this comparison are not finished yet."
     return (
-        "## What the label among the features does\n\n"
-        "Accuracy in percent, without / with the standardised label as a last "
-        "feature. With it, a network need only copy one input: clean "
+        f"{title}Accuracy in percent, without / with the standardised label "
+        "as a last feature. With it, a network need only copy one input: clean "
         "accuracy and accuracy at small radii say nothing about the data.\n\n"
         + report.table(["set, defence", *(c[0] for c in columns)], rows)
     )
