@@ -287,6 +287,27 @@ def test_failed_trials_are_recorded(tmp_path, monkeypatch, capsys):
     assert "failed: MemoryError" in sweep.results.leaderboard()
 
 
+def test_hopeless_trials_are_cut_short(tmp_path, monkeypatch, capsys):
+    """Here: a network that answers the same whatever it is shown."""
+    monkeypatch.setitem(
+        training.ARCHITECTURES,
+        "mlp",
+        lambda shape, classes: keras.Sequential(
+            [
+                keras.layers.Input(shape),
+                keras.layers.Dense(classes, kernel_initializer="zeros"),
+            ]
+        ),
+    )
+    space = SearchSpace(
+        defense=("nominal",), learning_rate=(1e-12,), batch_size=(32,)
+    )
+    sweep = sweep_of(tmp_path, space=space)
+    sweep.search(max_trials=1)
+    (trial,) = sweep.results.trials().values()
+    assert trial["status"] == "done" and trial["reason"] == "stopped early"
+
+
 @pytest.mark.parametrize("oracle", ["random", "bayesian", "hyperband"])
 def test_other_oracles(oracle, tmp_path, monkeypatch, capsys):
     # The search is under test here, not the training.

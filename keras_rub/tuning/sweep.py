@@ -254,7 +254,8 @@ class _Hopeless(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch, logs=None):
         accuracy = (logs or {}).get("val_accuracy", 1.0)
-        if epoch + 1 == self._half and accuracy <= self._chance:
+        # A little more than chance is chance, too.
+        if epoch + 1 == self._half and accuracy <= self._chance + 0.01:
             self.model.stop_training = self.stopped = True
 
 
