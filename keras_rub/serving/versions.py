@@ -66,9 +66,9 @@ def publish(
         The folder of the version.
     """
     _flush(hidden)
+    check_version(folder, version)
     while True:
         number = version or max(list_versions(folder), default=0) + 1
-        check_version(folder, number)
         target = folder / str(number)
         try:
             # Fails if somebody else published this number meanwhile.
