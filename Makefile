@@ -14,7 +14,7 @@ demo: $(VENV)/.installed
 	$(BIN)/python examples/quickstart.py
 
 test: lint
-	$(BIN)/python -m pytest -m "not slow"
+	$(BIN)/python -m pytest -m "not slow" -n 2 --dist loadfile
 
 test-slow: $(VENV)/.installed-test
 	$(BIN)/python -m pytest -m slow -s

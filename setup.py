@@ -56,6 +56,8 @@ TEST = [
     "build>=1.2",
     "setuptools>=77",
     "pytest>=8,<10",
+    # Two processes: the suite is many small graphs, which one core traces.
+    "pytest-xdist>=3.6,<4",
     "hypothesis>=6.100,<7",
     "ruff>=0.14,<0.16",
 ]
