@@ -23,6 +23,14 @@ _DEFENSES = flags.DEFINE_list("defenses", list(DEFENSES), "Which ones.")
 _RHO = flags.DEFINE_float("rho", 1.0, "L1 radius, pixels in [0, 1].")
 _STEPS = flags.DEFINE_integer("steps", 500, "Steps of training.")
 _SAMPLES = flags.DEFINE_integer("samples", 200, "Test digits to look at.")
+_ARCHITECTURE = flags.DEFINE_enum(
+    "architecture", "mlp", ["mlp", "mlp1"], "Three hidden layers, or one."
+)
+_ATTACK = flags.DEFINE_enum(
+    "attack", "apgd-targeted", attacks.NAMES, "The attack to try."
+)
+# The smallest of several bounds, so that none has a home advantage.
+_METHOD = flags.DEFINE_string("method", "auto", "The bound to certify by.")
 _OUT = flags.DEFINE_string("out", "out/compare_defences.png", "Where to draw.")
 
 COLUMNS = ("clean", "attacked", "certified")
@@ -36,6 +44,7 @@ def measure(defense, data):
         rho=_RHO.value,
         steps=_STEPS.value,
         batch_size=64,
+        architecture=_ARCHITECTURE.value,
     )
     model = recipe.build(data)
     start = time.perf_counter()
@@ -43,11 +52,16 @@ def measure(defense, data):
     seconds = time.perf_counter() - start
 
     x, y = (part[: _SAMPLES.value] for part in data.test)
-    attack = attacks.make("apgd-targeted", model, norm=1)
+    attack = attacks.make(_ATTACK.value, model, norm=1)
     attacked = attack.predict(attack(x, y, _RHO.value))
-    # The smallest of several bounds, so that none has a home advantage.
     certificate = keras_rub.certify(
-        model, x, y, rho=_RHO.value, decide_only=True, verbose=0
+        model,
+        x,
+        y,
+        rho=_RHO.value,
+        method=_METHOD.value,
+        decide_only=True,
+        verbose=0,
     )
     return (
         np.mean(attack.predict(x) == y),
@@ -75,7 +89,7 @@ def draw(path, results):
     left.set_ylabel(f"accuracy, %, L1 radius {_RHO.value:g}")
     left.set_ylim(0, 100)
     left.grid(axis="y", alpha=0.3)
-    left.legend(loc="lower right")
+    left.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=3)
     right.bar(places, values[:, 3], color="tab:green")
     right.set_ylabel("seconds of training")
     for axes in (left, right):

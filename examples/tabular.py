@@ -24,6 +24,7 @@ _OUT = flags.DEFINE_string("out", "out/tabular.png", "Where to draw.")
 _EPOCHS = flags.DEFINE_integer("epochs", 30, "Epochs of training.")
 _SAMPLES = flags.DEFINE_integer("samples", 114, "Test patients to look at.")
 _RHO = flags.DEFINE_float("rho", 1.0, "L1 radius, in standard deviations.")
+_METHOD = flags.DEFINE_string("method", "auto", "The bound to certify by.")
 
 CLASSES = ("malignant", "benign")
 IMMUTABLE = ("radius", "perimeter", "area")
@@ -107,9 +108,10 @@ def main(argv):
     x, y = (part[: _SAMPLES.value] for part in data.test)
     limits = attacker(data.feature_names)
     model = train(data, limits)
-    print(keras_rub.certify(model, x, y, rho=_RHO.value, **limits))
+    options = {**limits, "method": _METHOD.value, "verbose": 0}
+    print(keras_rub.certify(model, x, y, rho=_RHO.value, **options))
 
-    radius = keras_rub.certified_radius(model, x, y, verbose=0, **limits)
+    radius = keras_rub.certified_radius(model, x, y, **options)
     changes = least_changes(model, x, y, radius, limits)
     spent = np.abs(changes) * limits["weights"]
     # Each patient counts the same, however large the change.

@@ -15,7 +15,12 @@ from tests.test_tools import ROOT, run
 def test_tabular(tmp_path, capsys):
     picture = tmp_path / "tabular.png"
     printed = run(
-        "examples/tabular.py", capsys, epochs=4, samples=12, out=str(picture)
+        "examples/tabular.py",
+        capsys,
+        epochs=4,
+        samples=12,
+        method="rub",
+        out=str(picture),
     )
     assert "certified to" in printed and "misread at" in printed
     changed = printed.split("in % of the budget")[1]
@@ -41,6 +46,9 @@ def test_compare_defences(tmp_path, capsys):
         capsys,
         steps=40,
         samples=16,
+        architecture="mlp1",
+        attack="pgd",
+        method="crown",
         out=str(picture),
     )
     names = ("nominal", "baseline", "fgsm", "pgd", "arub", "rub", "coap")
