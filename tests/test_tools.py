@@ -13,27 +13,33 @@ ROOT = pathlib.Path(__file__).parent.parent
 
 
 def load(path):
-    """Imports a script as a module, without running it."""
+    """Imports a script as a module, without running it.
+
+    Each script has its own flags, and several share this process: those of
+    the one that was asked for last are in force.
+    """
     name = f"script_{pathlib.Path(path).stem}"
-    if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, ROOT / path)
-        module = importlib.util.module_from_spec(spec)
-        # Each script has its own flags; several share a process here.
-        for holders in _HOLDERS.values():
-            for flag in holders:
-                if flag in flags.FLAGS:
-                    delattr(flags.FLAGS, flag)
-        sys.modules[name] = module
-        spec.loader.exec_module(module)
-        _HOLDERS[name] = {
-            holder.name
-            for holder in vars(module).values()
-            if isinstance(holder, flags.FlagHolder)
-        }
-    return sys.modules[name]
+    for known in _FLAGS.values():
+        for flag in known:
+            if flag in flags.FLAGS:
+                delattr(flags.FLAGS, flag)
+    if name in sys.modules and name in _FLAGS:
+        for flag, value in _FLAGS[name].items():
+            flags.FLAGS[flag] = value
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, ROOT / path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    _FLAGS[name] = {
+        holder.name: flags.FLAGS[holder.name]
+        for holder in vars(module).values()
+        if isinstance(holder, flags.FlagHolder)
+    }
+    return module
 
 
-_HOLDERS = {}
+_FLAGS = {}
 
 
 def run(path, capsys, **values):
