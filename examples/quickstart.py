@@ -88,7 +88,7 @@ def defences():
 
 def evaluate(name, base, x, y):
     """Attacked and certified accuracy of one network, and attacked digits."""
-    # Of the attacks tried on the nominal network, this one found the most.
+    # Of five library attacks tried on the nominal network, the strongest.
     attack = attacks.make("apgd-targeted", base, norm=1)
     attacked = attack.sweep(x, y, RADII)
     certified = keras_rub.certify(base, x, y, rho=RADII, decide_only=True)
