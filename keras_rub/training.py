@@ -155,6 +155,7 @@ class Recipe:
             validation_data=tuple(part[:1000] for part in data.validation),
             verbose=verbose,
             callbacks=callbacks,
+            shuffle=False,  # `batches` has done it
         )
 
     def _wrap(self, base, data):
