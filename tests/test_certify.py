@@ -134,7 +134,7 @@ def test_never_unsound(kind, norm, method, rho, seed):
 @SETTINGS
 @hypothesis.given(
     kind=st.sampled_from(["mlp", "residual"]),
-    method=st.sampled_from(["rub", "alpha-rub", "crown", "auto"]),
+    method=st.sampled_from(["rub", "alpha-rub", "crown", "coap", "auto"]),
     norm=st.sampled_from([1, 2, "inf"]),
     limits=st.sampled_from(
         [

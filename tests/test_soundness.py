@@ -14,6 +14,7 @@ import keras_rub
 from keras_rub import ARUBModel, RUBModel, UnsupportedLayerError
 from keras_rub.bounds import activations, lower, program
 from keras_rub.bounds.majorant import Classes, Relaxation
+from tests import sampling
 from tests.reference import randomise
 
 
@@ -721,3 +722,29 @@ def test_coap_gradient_off_the_tape(norm, rng, monkeypatch):
     np.testing.assert_allclose(margins, known, rtol=1e-5, atol=1e-5)
     for found, right in zip(gradients, expected, strict=True):
         np.testing.assert_allclose(found, right, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("limited", [False, True])
+@pytest.mark.parametrize("norm", [1, 2, "inf"])
+@pytest.mark.parametrize("case", ["plain", "rho 0", "constant", "one feature"])
+def test_coap_training_is_sound(case, norm, limited, rng):
+    """No sampled point beats the margins that COAP trains on."""
+    keras.utils.set_random_seed(2)
+    features = 1 if case == "one feature" else 6
+    base = keras_rub.models.mlp((features,), 3, hidden=(7, 6, 5))
+    if case == "constant":
+        # Every neuron of the second layer is dead: no range lies around 0.
+        kernel, _ = base.layers[1].get_weights()
+        base.layers[1].set_weights([0 * kernel, np.full(6, -1.0)])
+    x = rng.uniform(size=(5, features)).astype("float32")
+    y = np.arange(5) % 3
+    rho = 0.0 if case == "rho 0" else 0.4
+    limits = {"input_range": (0.0, 1.0)} if limited else {}
+    model = keras_rub.COAPModel(base, rho, norm, **limits)
+    model.compile("sgd", "sparse_categorical_crossentropy")
+    found = np.asarray(model.worst_case_margins(x, y))
+    for i in range(5):
+        points = sampling.reachable(rng, x[i], rho, norm, count=300, **limits)
+        margins = sampling.margins(base, points, y[i])
+        assert np.all(margins <= found[i] + 1e-4)
+    assert np.isfinite(model.fit(x, y, verbose=0).history["loss"][0])

@@ -52,8 +52,9 @@ class LinearRelaxation:
             or `"coap"` (it is parallel to the upper one).
         training: bool. Whether a gradient will be taken. Ranges then come
             from substitution alone, which makes the gradient cheap; else
-            they are also cut to what interval arithmetic gives, which is
-            never looser. Defaults to `False`.
+            they are also cut to what interval arithmetic gives. Both are
+            sound; the margins differ a little, in either direction.
+            Defaults to `False`.
     """
 
     def __init__(
