@@ -1,7 +1,8 @@
-"""Writing results so that a reader never sees half of them."""
+"""Files: results that are never seen half written, and checksums."""
 
 from __future__ import annotations
 
+import hashlib
 import os
 import pathlib
 
@@ -32,3 +33,14 @@ def write_figure(figure: Figure, path: str | os.PathLike) -> None:
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
     figure.savefig(partial, format="png", dpi=120)
     partial.replace(path)
+
+
+def digest(path: str | os.PathLike) -> str:
+    """A checksum of the file, or of all files of the folder."""
+    path = pathlib.Path(path)
+    files = [path] if path.is_file() else sorted(path.rglob("*"))
+    found = hashlib.sha256()
+    for file in files:
+        if file.is_file():
+            found.update(file.read_bytes())
+    return found.hexdigest()

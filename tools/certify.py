@@ -9,7 +9,6 @@ other settings for the same folder are refused.
 """
 
 import csv
-import hashlib
 import io
 import json
 import pathlib
@@ -22,7 +21,7 @@ from absl import app, flags
 import keras_rub
 from keras_rub import datasets
 from keras_rub.bounds import certification
-from keras_rub.files import write_atomically
+from keras_rub.files import digest, write_atomically
 from keras_rub.loading import load_model
 
 matplotlib.use("Agg")
@@ -54,16 +53,6 @@ _SAMPLES = flags.DEFINE_integer(
 _OUT = flags.DEFINE_string("out", "out/certify", "Folder for the results.")
 
 _CHUNK = 256  # samples between two savings
-
-
-def digest(path: pathlib.Path) -> str:
-    """A checksum of the file, or of all files of the folder."""
-    files = [path] if path.is_file() else sorted(path.rglob("*"))
-    found = hashlib.sha256()
-    for file in files:
-        if file.is_file():
-            found.update(file.read_bytes())
-    return found.hexdigest()
 
 
 def settings(path: pathlib.Path) -> dict:

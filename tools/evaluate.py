@@ -9,7 +9,6 @@ where it stopped when it is given again; other settings for the same report
 are refused.
 """
 
-import hashlib
 import json
 import pathlib
 import shlex
@@ -22,7 +21,7 @@ import keras_rub
 from keras_rub import datasets
 from keras_rub.attacks.suite import names_of
 from keras_rub.evaluation import html_report
-from keras_rub.files import write_atomically
+from keras_rub.files import digest, write_atomically
 from keras_rub.loading import load_model
 
 _MODEL = flags.DEFINE_string(
@@ -94,16 +93,6 @@ def parse_radii(text: str, norms: list[str]) -> dict[str, list[float]]:
             "--radii must be numbers with commas, or NORM:numbers with "
             f"semicolons between. Received: {text}"
         ) from None
-
-
-def digest(path: pathlib.Path) -> str:
-    """A checksum of the file, or of all files of the folder."""
-    files = [path] if path.is_file() else sorted(path.rglob("*"))
-    found = hashlib.sha256()
-    for file in files:
-        if file.is_file():
-            found.update(file.read_bytes())
-    return found.hexdigest()
 
 
 def resume(path: pathlib.Path, settings: dict) -> dict:
