@@ -60,34 +60,88 @@ def _attacked(context, dataset, cnn, name):
         radii = {norm: plan.smoke_radii[norm] for norm in radii}
     wanted = vision.networks(plan, dataset, cnn)
     context.do(vision.train_jobs(wanted, context))
-    todo = [
-        vision.attack_job(network, radii, plan, context)
-        for network in wanted
-        if (network.folder(context) / "model.keras").exists()
+    key = "foolbox-pgd" if cnn else "paper"
+    cells, ready = _choose(context, plan, wanted, radii, key)
+    results = _attack_chosen(context, plan, cells)
+    rows = [
+        {
+            "norm": norm,
+            "defence": defence,
+            "rho": rho,
+            "paper": theirs[norm].get(defence, {}).get(rho),
+            "ours": round(100 * _accuracy(result, norm, rho, key), 2),
+            "ours_strong": round(
+                100 * _accuracy(result, norm, rho, "worst"), 2
+            ),
+            "normalization": network.normalization,
+            "training_rho": network.recipe.rho,
+        }
+        for (norm, defence, rho), network in cells.items()
+        if (result := results.get(network))
     ]
-    trained = {f"attack-{network.name}": network for network in wanted}
-    found = {
-        key: (trained[key], result) for key, result in context.do(todo).items()
-    }
-    if not found:
+    if not rows:
         print(f"{name}: no network is attacked yet")
         return
-    defences = [
-        title
-        for title in (vision.CNN_DEFENCES if cnn else vision.DEFENCES)
-        if title in plan.defences
-    ]
-    rows = [
-        _attacked_cell(
-            found, defence, norm, rho, theirs[norm], "foolbox-pgd", cnn
-        )
-        for norm in radii
-        for defence in defences
-        for rho in (0.0, *radii[norm])
-    ]
-    rows = [row for row in rows if row]
-    samples = next(iter(found.values()))[1]["test"]["samples"]
-    body = []
+    _attacked_page(context, name, dataset, cnn, radii, rows, wanted, ready)
+
+
+def _accuracy(result, norm, rho, key):
+    """A percent; without an attack it is the same in all rows."""
+    rows = result["rows"]
+    if rho:
+        here = (str(norm), rho)
+        rows = [row for row in rows if (row["norm"], row["rho"]) == here]
+    return round(100 * rows[0][key if rho else "clean"], 2)
+
+
+def _choose(context, plan, wanted, radii, key):
+    """The network of each cell: the best under the paper's attacks.
+
+    Returns:
+        A dict from (norm, defence, rho) to the network, and the number of
+        networks to choose from.
+    """
+    jobs = {
+        network: vision.attack_job(network, radii, "validation", plan, context)
+        for network in wanted
+        if (network.folder(context) / "model.keras").exists()
+    }
+    found = context.do(jobs.values())
+    found = {n: found[job.name] for n, job in jobs.items() if job.name in found}
+    cells = {}
+    for norm in radii:
+        for defence in dict.fromkeys(network.title for network in wanted):
+            some = [network for network in found if network.title == defence]
+            for rho in (0.0, *radii[norm]) if some else ():
+                cells[norm, defence, rho] = max(
+                    some, key=lambda n: _accuracy(found[n], norm, rho, key)
+                )
+    return cells, len(found)
+
+
+def _attack_chosen(context, plan, cells):
+    """Results on test samples of each network, where it was chosen."""
+    wanted = {}
+    for (norm, _, rho), network in cells.items():
+        places = wanted.setdefault(network, {})
+        if rho:
+            places.setdefault(norm, []).append(rho)
+    for network, places in wanted.items():
+        if not places:  # chosen without an attack only: any one will do
+            norm, _, rho = next(key for key in cells if key[2])
+            wanted[network] = {norm: [rho]}
+    jobs = {
+        network: vision.attack_job(network, places, "test", plan, context)
+        for network, places in wanted.items()
+    }
+    found = context.do(jobs.values())
+    return {n: found[job.name] for n, job in jobs.items() if job.name in found}
+
+
+def _attacked_page(context, name, dataset, cnn, radii, rows, wanted, ready):
+    plan = budgets.VISION[context.budget]
+    defences = list(dict.fromkeys(row["defence"] for row in rows))
+    body = [f"{ready} of {len(wanted)} networks are ready."]
     for key, title in (
         (
             "ours",
@@ -111,62 +165,38 @@ def _attacked(context, dataset, cnn, name):
         name,
         f"{TITLES[dataset]}{', CNN' if cnn else ''}: accuracy under attack",
         about=(
-            f"The first {samples} test images. For each defence, norm and "
-            "radius the network (inputs, training radius) is the one with the "
-            f"best accuracy on {plan.validation} held-out images under the "
-            "paper's attacks; the CSV names it."
+            f"The first {plan.attacked} test images. For each defence, norm "
+            "and radius the network (inputs, training radius) is the one with "
+            f"the best accuracy on {plan.validation} held-out images under "
+            "the paper's attacks; the CSV names it."
         ),
         units=units(context, wanted),
-        body=[
-            f"{len(found)} of {len(wanted)} networks are ready.",
-            *body,
-        ],
-        differences=[
-            "Like the paper, a cell takes the better of the two input "
-            "normalisations at the same rho, though rho means different "
-            "things to them; attacks are not held to the valid range.",
-            f"Steps: {plan.cnn.steps if cnn else plan.other.steps} of "
-            f"{plan.cnn.batch_size if cnn else plan.other.batch_size}"
-            + (
-                ""
-                if cnn
-                else f" (RUB {plan.rub.steps} of {plan.rub.batch_size})"
-            )
-            + "; the paper: 10000 of 32 or 256, 7 learning rates.",
-            "The radius is ramped up over the first half of the training.",
-            *(["The paper leaves RUB out of its CNN tables."] if cnn else []),
-        ],
+        body=body,
+        differences=_attacked_differences(plan, cnn),
         rows=rows,
         figure=figures.curves(panels, "attacked accuracy, %", 4),
     )
 
 
-def _attacked_cell(found, defence, norm, rho, theirs, pgd, cnn):
-    """One cell: the network is chosen on validation samples."""
-    key = pgd if cnn else "paper"
-
-    def accuracy(result, part, name):
-        rows = [r for r in result[part]["rows"] if r["norm"] == str(norm)]
-        if not rho:
-            return rows[0]["clean"]
-        return next(r[name] for r in rows if r["rho"] == rho)
-
-    some = [pair for pair in found.values() if pair[0].title == defence]
-    if not some:
-        return None
-    network, result = max(
-        some, key=lambda pair: accuracy(pair[1], "validation", key)
-    )
-    return {
-        "norm": norm,
-        "defence": defence,
-        "rho": rho,
-        "paper": theirs.get(defence, {}).get(rho),
-        "ours": round(100 * accuracy(result, "test", key), 2),
-        "ours_strong": round(100 * accuracy(result, "test", "worst"), 2),
-        "normalization": network.normalization,
-        "training_rho": network.recipe.rho,
-    }
+def _attacked_differences(plan, cnn):
+    recipe = plan.cnn if cnn else plan.other
+    rub = plan.cnn_rub if cnn else plan.rub
+    inputs = plan.cnn_normalizations if cnn else plan.normalizations
+    if len(inputs) > 1:
+        found = (
+            "Like the paper, a cell takes the better of the two input "
+            "normalisations at the same rho, though rho means different "
+            "things to them."
+        )
+    else:
+        found = f"Inputs are {inputs[0]} only; the paper takes the better."
+    return [
+        found + " Attacks are not held to the valid range.",
+        f"Steps: {recipe.steps} of {recipe.batch_size} (RUB {rub.steps} of "
+        f"{rub.batch_size}); the paper: 10000 of 32 or 256, 7 learning rates.",
+        "The radius is ramped up over the first half of the training.",
+        *(["The paper leaves RUB out of its CNN tables."] if cnn else []),
+    ]
 
 
 def _attacked_table(rows, norm, radii, defences, key):
@@ -226,78 +256,62 @@ def _bounds(context, dataset, name):
         radii = [0.0, *plan.smoke_radii[1]]
     wanted = vision.rub_networks(plan, dataset)
     context.do(vision.train_jobs(wanted, context))
-    ready = [
-        network
+    jobs = {
+        network: vision.validation_job(network, radii, plan, context)
         for network in wanted
         if (network.folder(context) / "model.keras").exists()
-    ]
-    jobs = {
-        network: [vision.certify_job(network, r, plan, context) for r in radii]
-        for network in ready
     }
-    found = context.do(job for some in jobs.values() for job in some)
-    # From the network to its results, one a radius.
-    known = {
-        network: [found[job.name] for job in some]
-        for network, some in jobs.items()
-        if all(job.name in found for job in some)
+    found = context.do(jobs.values())
+    shares = {
+        network: found[job.name]["certified"]
+        for network, job in jobs.items()
+        if job.name in found
     }
-    if not known:
+    rows = []
+    for normalization in dict.fromkeys(n.normalization for n in shares):
+        some = [n for n in shares if n.normalization == normalization]
+        for index, rho in enumerate(radii):
+            network = max(some, key=lambda n: shares[n][index])
+            row = _bound_row(context, plan, network, rho)
+            if row:
+                theirs_here = [values[rho] for values in theirs.values()]
+                row["paper_rub"] = theirs["RUB"][rho]
+                row["paper_best"] = max(theirs_here)
+                rows.append(row)
+    if not rows:
         print(f"{name}: no network is certified yet")
         return
-    rows = []
-    for normalization in dict.fromkeys(n.normalization for n in known):
-        some = {
-            network: results
-            for network, results in known.items()
-            if network.normalization == normalization
-        }
-        rows += [
-            _bound_row(
-                context,
-                plan,
-                {network: results[index] for network, results in some.items()},
-                rho,
-                theirs,
-            )
-            for index, rho in enumerate(radii)
-        ]
-    _bounds_page(context, name, dataset, theirs, rows, known, wanted)
+    _bounds_page(context, name, dataset, theirs, rows, list(shares), wanted)
 
 
-def _bound_row(context, plan, known, rho, theirs) -> dict[str, Any]:
-    """All bounds at one radius, of the network that validation chooses."""
+def _bound_row(context, plan, network, rho) -> dict[str, Any] | None:
+    """All bounds of one network at one radius."""
+    job = vision.certify_job(network, rho, plan, context)
+    result = context.do([job]).get(job.name)
+    if result is None:
+        return None
 
-    def share(result, part):
-        return 100 * len(result[part]["certified"]) / result[part]["samples"]
+    def percent(places):
+        return round(100 * len(places) / result["samples"], 2)
 
-    network = max(known, key=lambda n: share(known[n], "validation"))
-    result = dict(known[network]["test"])
     row = {
         "normalization": network.normalization,
         "rho": rho,
-        "paper_rub": theirs["RUB"][rho],
-        "paper_best": max(row[rho] for row in theirs.values()),
-        "ours_rub": round(share(known[network], "test"), 2),
+        "ours_rub": percent(result["certified"]),
         "ours_auto": None,
         "ours_auto_range": None,
         "training_rho": network.recipe.rho,
-        "clean": round(100 * len(result["right"]) / result["samples"], 2),
+        "clean": percent(result["right"]),
         "samples": result["samples"],
-        "best_on_test_rub": round(
-            max(share(other, "test") for other in known.values()), 2
-        ),
     }
     proved = _prove(context, plan, network, rho, result, in_range=False)
     if proved is not None:
-        row["ours_auto"] = round(100 * len(proved) / result["samples"], 2)
+        row["ours_auto"] = percent(proved)
         if network.normalization == "unit":
-            result["certified"] = proved
-            more = _prove(context, plan, network, rho, result, in_range=True)
+            known = {**result, "certified": proved}
+            more = _prove(context, plan, network, rho, known, in_range=True)
             if more is not None:
-                row["ours_auto_range"] = round(
-                    100 * len(more) / result["samples"], 2
-                )
+                row["ours_auto_range"] = percent(more)
     return row
 
 

@@ -6,6 +6,7 @@ import dataclasses
 import os
 import pathlib
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -46,7 +47,9 @@ class Plan:
         numbers: what they train for; for L1 times the square root of the
             number of features, as in the paper.
         cnn: `Recipe` of convolutional networks.
+        cnn_rub: the same for RUB, whose steps take far longer.
         cnn_numbers: what they train for.
+        cnn_normalizations: of their inputs.
         validation: samples that choose the network of a cell.
         attacked: test samples to attack.
         certified: test samples to certify.
@@ -64,7 +67,9 @@ class Plan:
     other: Recipe
     numbers: tuple[float, ...]
     cnn: Recipe
+    cnn_rub: Recipe
     cnn_numbers: tuple[float, ...]
+    cnn_normalizations: tuple[str, ...]
     validation: int
     attacked: int
     certified: int
@@ -158,7 +163,6 @@ def networks(plan: Plan, paper_name: str, cnn: bool = False) -> list[Network]:
     shape = (32, 32, 3) if name == "cifar10" else (28, 28, 1)
     if name == "digits":
         shape = (8, 8, 1)
-    template = plan.cnn if cnn else plan.other
     numbers = plan.cnn_numbers if cnn else plan.numbers
     found = []
     for title in CNN_DEFENCES if cnn else DEFENCES:
@@ -168,7 +172,12 @@ def networks(plan: Plan, paper_name: str, cnn: bool = False) -> list[Network]:
         if title == "RUB" and not cnn:
             found += rub_networks(plan, paper_name)
             continue
-        for normalization in plan.normalizations:
+        template = plan.other
+        if cnn:
+            template = plan.cnn_rub if title == "RUB" else plan.cnn
+        for normalization in (
+            plan.cnn_normalizations if cnn else plan.normalizations
+        ):
             for number in (0.0,) if title == "Nominal" else numbers:
                 recipe = dataclasses.replace(
                     template,
@@ -201,72 +210,93 @@ def train_jobs(wanted: list[Network], context: Context) -> list[Job]:
 def attack_job(
     network: Network,
     radii: dict[Any, list[float]],
+    part: str,
     plan: Plan,
     context: Context,
 ) -> Job:
-    """Attacks one network at the radii of one of the paper's tables."""
+    """Attacks one network at some radii of each norm.
+
+    Validation samples see the paper's attacks, test samples those of the plan.
+    """
+    attacks, count = (
+        ("paper", plan.validation)
+        if part == "validation"
+        else (plan.attacks, plan.attacked)
+    )
 
     def work():
         model = network.load(context)
         data = context.load(network.dataset, network.normalization)
-        found = {}
-        for part, samples, count, attacks in (
-            ("validation", data.validation, plan.validation, "paper"),
-            ("test", data.test, plan.attacked, plan.attacks),
-        ):
-            keras.utils.set_random_seed(0)
-            result = evaluation.evaluate(
-                model,
-                *(array[:count] for array in samples),
-                radii=radii,
-                norms=list(radii),
-                attacks=attacks,
-                certificates=False,
-                examples=0,
-                verbose=0,
-            )
-            found[part] = {"samples": len(result), "rows": result.rows}
-        return found
+        keras.utils.set_random_seed(0)
+        result = evaluation.evaluate(
+            model,
+            *(array[:count] for array in getattr(data, part)),
+            radii=radii,
+            norms=list(radii),
+            attacks=attacks,
+            certificates=False,
+            examples=0,
+            verbose=0,
+        )
+        return {"samples": len(result), "rows": result.rows}
 
     settings = {
         "network": network.recipe.to_dict(),
         "radii": {str(norm): list(values) for norm, values in radii.items()},
-        "samples": [plan.validation, plan.attacked],
-        "attacks": plan.attacks,
+        "samples": count,
+        "attacks": attacks,
     }
-    return Job(f"attack-{network.name}", settings, work)
+    return Job(f"attack-{part}-{network.name}", settings, work)
+
+
+def validation_job(
+    network: Network, radii: Sequence[float], plan: Plan, context: Context
+) -> Job:
+    """Share of held-out samples that the paper's bound certifies, by radius."""
+
+    def work():
+        model = network.load(context)
+        data = context.load(network.dataset, network.normalization)
+        x, y = (array[: plan.validation] for array in data.validation)
+        shares = [_certify(model, x, y, rho).certified.mean() for rho in radii]
+        return {"certified": [float(share) for share in shares]}
+
+    settings = {
+        "network": network.recipe.to_dict(),
+        "radii": list(radii),
+        "samples": plan.validation,
+    }
+    return Job(f"validate-rub-{network.name}", settings, work)
 
 
 def certify_job(
     network: Network, rho: float, plan: Plan, context: Context
 ) -> Job:
-    """Certifies one network with the paper's bound, at one radius."""
+    """Certifies test samples with the paper's bound, at one radius."""
 
     def work():
         model = network.load(context)
         data = context.load(network.dataset, network.normalization)
-        found = {}
-        for part, count in (
-            ("validation", plan.validation),
-            ("test", plan.certified),
-        ):
-            x, y = (array[:count] for array in getattr(data, part))
-            result = keras_rub.certify(
-                model, x, y, rho=rho, method="rub", decide_only=True, verbose=0
-            )
-            found[part] = {
-                "samples": len(x),
-                "right": _places(result.predicted == y),
-                "certified": _places(result.certified),
-            }
-        return found
+        x, y = (array[: plan.certified] for array in data.test)
+        result = _certify(model, x, y, rho)
+        return {
+            "samples": len(x),
+            "right": _places(result.predicted == y),
+            "certified": _places(result.certified),
+        }
 
     settings = {
         "network": network.recipe.to_dict(),
         "rho": rho,
-        "samples": [plan.validation, plan.certified],
+        "samples": plan.certified,
     }
     return Job(f"certify-rub-{network.name}-at-{rho:g}", settings, work)
+
+
+def _certify(model, x, y, rho):
+    return keras_rub.certify(
+        model, x, y, rho=rho, method="rub", decide_only=True, verbose=0
+    )
 
 
 def auto_jobs(
