@@ -114,10 +114,12 @@ VISION = {
         normalizations=("standard", "unit"),
         rub=_RUB,
         rub_radii={
-            "fashion_mnist": _GREY, "mnist": _GREY, "cifar10": _COLOUR,
+            "fashion_mnist": _GREY,
+            "mnist": (2.8, 8.4, 28.0),
+            "cifar10": (5.54, 27.71),
         },
         unit_radii={
-            "fashion_mnist": (0.28, 2.8), "mnist": (0.28, 2.8), "cifar10": (),
+            "fashion_mnist": (2.8,), "mnist": (2.8,), "cifar10": (),
         },
         other=Recipe(steps=2000),
         numbers=(0.01, 0.1),
