@@ -384,9 +384,9 @@ def test_allowance_covers_float32(rng):
             for dtype in ("float32", "float64")
         )
         error = np.abs(single.margins - double.margins)
-        from keras_rub.bounds.certification import _engine
+        from keras_rub.bounds.engine import engine_of
 
-        engine = _engine(model, 1, None, None, None, "float32", 2**26)
+        engine = engine_of(model)
         radii = np.full(40, 0.7, "float32")
         allowance = engine.allowance(x, y.astype("int32"), radii).numpy()
         assert np.all(error.max(axis=1) <= allowance.max(axis=1))

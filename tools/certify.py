@@ -20,7 +20,7 @@ from absl import app, flags
 
 import keras_rub
 from keras_rub import datasets
-from keras_rub.bounds import certification
+from keras_rub.bounds.engine import METHODS
 from keras_rub.files import digest, write_atomically
 from keras_rub.loading import load_model
 
@@ -196,11 +196,10 @@ def main(argv):
         raise app.UsageError(
             f"--rho must be numbers with commas between. Received: {_RHO.value}"
         ) from None
-    unknown = set(_METHOD.value) - set(certification.METHODS)
+    unknown = set(_METHOD.value) - set(METHODS)
     if unknown:
         raise app.UsageError(
-            f"--method knows {certification.METHODS}. "
-            f"Received: {sorted(unknown)}"
+            f"--method knows {METHODS}. Received: {sorted(unknown)}"
         )
     folder = pathlib.Path(_OUT.value)
     config = settings(pathlib.Path(_MODEL.value))

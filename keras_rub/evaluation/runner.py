@@ -14,7 +14,7 @@ from keras_rub import checks
 from keras_rub.attacks.attack import check_radii
 from keras_rub.attacks.suite import names_of
 from keras_rub.bounds import UnsupportedLayerError, certify
-from keras_rub.bounds.certification import METHODS
+from keras_rub.bounds.engine import METHODS
 from keras_rub.evaluation import signs
 from keras_rub.evaluation.result import Evaluation
 from keras_rub.progress import Progress

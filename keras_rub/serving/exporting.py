@@ -13,7 +13,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_rub.bounds.certification import METHODS as ALL_METHODS
+from keras_rub.bounds.engine import METHODS as ALL_METHODS
 from keras_rub.classifier import base_of, input_shape, logits_of
 from keras_rub.defenses.robust_model import _check_logits
 from keras_rub.loading import KERAS_COPY

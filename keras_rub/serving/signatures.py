@@ -15,7 +15,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_rub.bounds import UnsupportedLayerError, certification
+from keras_rub.bounds import UnsupportedLayerError
+from keras_rub.bounds.engine import engine_of
 from keras_rub.bounds.majorant import Classes, Relaxation
 from keras_rub.bounds.rub import VertexBound
 from keras_rub.classifier import input_shape, logits_of
@@ -83,14 +84,13 @@ class Certifier:
     ):
         _check_fixed_shape(network)
         try:
-            self.engine = certification._engine(
+            self.engine = engine_of(
                 network,
                 norm,
-                mask,
-                weights,
-                input_range,
-                "float32",
-                memory_budget,
+                mask=mask,
+                weights=weights,
+                input_range=input_range,
+                memory_budget=memory_budget,
             )
         except UnsupportedLayerError as error:
             raise UnsupportedLayerError(
