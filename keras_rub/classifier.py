@@ -57,3 +57,26 @@ def logits_of(base: keras.Model, features: tf.Tensor) -> tf.Tensor:
     if getattr(base, "inputs", None):
         inputs = keras.tree.pack_sequence_as(input_structure(base), [features])
     return base(inputs, training=False)
+
+
+def check_logits(base: keras.Model) -> None:
+    """Raises if the last layer turns logits into probabilities."""
+    last = _last_layer(base)
+    name = getattr(getattr(last, "activation", None), "__name__", "")
+    if isinstance(last, keras.layers.Softmax):
+        name = "softmax"
+    if name in ("softmax", "sigmoid", "log_softmax"):
+        raise ValueError(
+            f"`base` must return logits, but its last layer {last.name!r} "
+            f"applies {name}. Remove it and use a loss with "
+            "`from_logits=True`; take the softmax of the predictions where "
+            "you need probabilities."
+        )
+
+
+def _last_layer(model: keras.Model):
+    layers = model.layers
+    if not layers:
+        return None
+    last = layers[-1]
+    return _last_layer(last) if isinstance(last, keras.Model) else last

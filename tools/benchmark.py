@@ -400,60 +400,80 @@ def answer(signature, inputs):
     return {"loss": signature(**inputs)["class"][0]}
 
 
+def run_uci(rounds):
+    """Steps at the size of the paper's tables of numbers."""
+
+    def base():
+        return models.mlp((33,), 2)
+
+    return run_steps(
+        "33 inputs, 3x200, 2 classes, batch 256",
+        {
+            "nominal": base,
+            "arub-inf": lambda: keras_rub.ARUBModel(base()),
+            "rub, all vertices": lambda: keras_rub.RUBModel(
+                base(), vertices="all"
+            ),
+            "rub, 32 screened (default)": lambda: keras_rub.RUBModel(base()),
+        },
+        batch_of(256, (33,), 2),
+        rounds,
+    )
+
+
+def run_mnist(rounds):
+    """Steps of all defences at MNIST's size."""
+    return run_steps(
+        "784 inputs, 3x200, 10 classes, batch 32",
+        mnist_models(),
+        batch_of(32, (784,), 10),
+        rounds,
+        slow=("rub, plain formula", "rub, all vertices", _FOOLBOX),
+    )
+
+
+def run_cnn(rounds):
+    """Steps of the paper's convolutional network."""
+
+    def base():
+        return models.cnn((28, 28, 1), 10)
+
+    return run_steps(
+        "the paper's CNN, 28x28x1, 10 classes, batch 32",
+        {
+            "nominal": base,
+            "arub-inf": lambda: keras_rub.ARUBModel(base()),
+            "rub, 32 screened (default)": lambda: keras_rub.RUBModel(
+                base(), rho=1.0
+            ),
+        },
+        batch_of(32, (28, 28, 1), 10),
+        min(rounds, 3),
+        slow=("arub-inf", "rub, 32 screened (default)"),
+    )
+
+
+RUNS = {
+    "memory": lambda rounds: run_memory(),
+    "mnist": run_mnist,
+    "uci": run_uci,
+    "cnn": run_cnn,
+    "screening": lambda rounds: run_screening(),
+    "certify": lambda rounds: run_certify(),
+    "export": lambda rounds: run_export(rounds),
+}
+
+
 def main(argv):
     del argv
     if _MEMORY_CASE.value:
         print_peak_memory(_MEMORY_CASE.value)
         return
     keras.utils.set_random_seed(0)
-    rounds = _ROUNDS.value
-    groups = {
-        "memory": run_memory,
-        "mnist": lambda: run_steps(
-            "784 inputs, 3x200, 10 classes, batch 32",
-            mnist_models(),
-            batch_of(32, (784,), 10),
-            rounds,
-            slow=("rub, plain formula", "rub, all vertices", _FOOLBOX),
-        ),
-        "uci": lambda: run_steps(
-            "33 inputs, 3x200, 2 classes, batch 256",
-            {
-                "nominal": lambda: models.mlp((33,), 2),
-                "arub-inf": lambda: keras_rub.ARUBModel(models.mlp((33,), 2)),
-                "rub, all vertices": lambda: keras_rub.RUBModel(
-                    models.mlp((33,), 2), vertices="all"
-                ),
-                "rub, 32 screened (default)": lambda: keras_rub.RUBModel(
-                    models.mlp((33,), 2)
-                ),
-            },
-            batch_of(256, (33,), 2),
-            rounds,
-        ),
-        "cnn": lambda: run_steps(
-            "the paper's CNN, 28x28x1, 10 classes, batch 32",
-            {
-                "nominal": lambda: models.cnn((28, 28, 1), 10),
-                "arub-inf": lambda: keras_rub.ARUBModel(
-                    models.cnn((28, 28, 1), 10)
-                ),
-                "rub, 32 screened (default)": lambda: keras_rub.RUBModel(
-                    models.cnn((28, 28, 1), 10), rho=1.0
-                ),
-            },
-            batch_of(32, (28, 28, 1), 10),
-            min(rounds, 3),
-            slow=("arub-inf", "rub, 32 screened (default)"),
-        ),
-        "screening": run_screening,
-        "certify": run_certify,
-        "export": lambda: run_export(rounds),
-    }
-    unknown = set(_GROUPS.value) - set(groups)
+    unknown = set(_GROUPS.value) - set(RUNS)
     if unknown:
         raise app.UsageError(
-            f"--groups knows {sorted(groups)}. Received: {sorted(unknown)}"
+            f"--groups knows {sorted(RUNS)}. Received: {sorted(unknown)}"
         )
     path = pathlib.Path(_OUT.value)
     # Groups that are not run keep the figures of an earlier run.
@@ -463,9 +483,9 @@ def main(argv):
         "keras": keras.__version__,
     }
     results["cores"] = os.cpu_count()
-    for name, run in groups.items():
+    for name, run in RUNS.items():
         if name in _GROUPS.value:
-            results[name] = run()
+            results[name] = run(_ROUNDS.value)
     write_atomically(path, json.dumps(results, indent=2) + "\n")
     print(f"\nwritten to {path}")
 

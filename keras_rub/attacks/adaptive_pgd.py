@@ -188,25 +188,7 @@ class AdaptivePGD(Attack):
 
         steps = tf.shape(checks)[0]
         d = project(d, x, rho, self.perturbations)
-        value, won, gradient = look(d)
-        state = _State(
-            count=tf.constant(0),
-            d=d,
-            before=d,
-            gradient=gradient,
-            value=value,
-            step=self._first_step(rho),
-            share=tf.fill(tf.shape(rho), _L1_FIRST_SHARE),
-            best=value,
-            best_d=d,
-            best_gradient=gradient,
-            raises=tf.zeros_like(labels),
-            best_before=value,
-            kept=tf.zeros_like(won),
-            support=tf.fill(tf.shape(rho), float(x.shape[1:].num_elements())),
-            won=won,
-            winner=d,
-        )
+        state = self._first_state(d, rho, *look(d))
 
         def body(state):
             d = self._move(state, x, rho)
@@ -241,6 +223,27 @@ class AdaptivePGD(Attack):
 
         (state,) = tf.while_loop(go_on, body, (state,), parallel_iterations=1)
         return _pick(state.won, state.winner, state.best_d)
+
+    def _first_state(self, d, rho, value, won, gradient):
+        size = float(d.shape[1:].num_elements())
+        return _State(
+            count=tf.constant(0),
+            d=d,
+            before=d,
+            gradient=gradient,
+            value=value,
+            step=self._first_step(rho),
+            share=tf.fill(tf.shape(rho), _L1_FIRST_SHARE),
+            best=value,
+            best_d=d,
+            best_gradient=gradient,
+            raises=tf.zeros(tf.shape(rho), tf.int32),
+            best_before=value,
+            kept=tf.zeros_like(won),
+            support=tf.fill(tf.shape(rho), size),
+            won=won,
+            winner=d,
+        )
 
     def _first_step(self, rho):
         return rho if self.norm == 1 else 2.0 * rho

@@ -172,13 +172,7 @@ def certified_radius(
         memory_budget=memory_budget,
     )
     engine.check_method(method)
-    if not 0.0 < tolerance < 1.0:
-        raise ValueError(
-            "`tolerance` must be above 0 and below 1. "
-            f"Received: `tolerance={tolerance!r}`"
-        )
-    if not check_rho(max_radius, "max_radius") > 0.0:
-        raise ValueError("`max_radius` must be above 0. Received: 0")
+    check_search(tolerance, max_radius)
     radii = []
     with checks.clear_errors():
         for batch, labels, _ in _batches(engine, x, y, batch_size, verbose):
@@ -186,6 +180,17 @@ def certified_radius(
                 engine.radius(batch, labels, method, tolerance, max_radius)
             )
     return np.concatenate(radii)
+
+
+def check_search(tolerance: float, max_radius: float) -> None:
+    """Raises if these can't be the settings of `certified_radius`."""
+    if not 0.0 < tolerance < 1.0:
+        raise ValueError(
+            "`tolerance` must be above 0 and below 1. "
+            f"Received: `tolerance={tolerance!r}`"
+        )
+    if not check_rho(max_radius, "max_radius") > 0.0:
+        raise ValueError("`max_radius` must be above 0. Received: 0")
 
 
 def in_graph_certified(

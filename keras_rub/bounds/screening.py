@@ -323,13 +323,8 @@ def _chain(operations, tensor):
     return tensor
 
 
-def _local_scores(bound, linear, before, convolution, after) -> tf.Tensor:
-    """Scores by patches: one pixel reaches only a window of the first layer.
-
-    Each entry of each window is scored where it stands; the scores that
-    belong to one pixel are then summed by the transposed convolution.
-    """
-    layer = convolution.convolution
+def _moved(bound, before) -> tf.Tensor:
+    """What a radius of one moves at the convolution's input, [1, ...]."""
     x = bound.x
     features, steps = bound.expansion.moves(
         tf.range(bound.num_vertices // 2), x.dtype
@@ -338,9 +333,18 @@ def _local_scores(bound, linear, before, convolution, after) -> tf.Tensor:
     one = tf.reshape(
         tf.scatter_nd(features[:, None], steps, [size]), [1, *x.shape[1:]]
     )
-    # What a radius of one moves at the convolution's input.
-    zero = tf.zeros_like(one)
-    moved = _chain(before, one) - _chain(before, zero)
+    return _chain(before, one) - _chain(before, tf.zeros_like(one))
+
+
+def _local_scores(bound, linear, before, convolution, after) -> tf.Tensor:
+    """Scores by patches: one pixel reaches only a window of the first layer.
+
+    Each entry of each window is scored where it stands; the scores that
+    belong to one pixel are then summed by the transposed convolution.
+    """
+    layer = convolution.convolution
+    x = bound.x
+    moved = _moved(bound, before)
     kernel = tf.cast(tf.convert_to_tensor(layer.kernel), x.dtype)
     entries = tf.TensorShape(kernel.shape[:-1]).num_elements()
     picks = tf.reshape(

@@ -385,7 +385,7 @@ class RobustModel(keras.Model):
                 f"Received: output shape {shapes[0]}. For two classes use "
                 "Dense(2) and a categorical cross entropy."
             )
-        _check_logits(self.base)
+        classifier.check_logits(self.base)
         self.num_classes = shapes[0][-1]
 
     # Saving -----------------------------------------------------------------
@@ -460,29 +460,7 @@ def _check_base(base: Any) -> None:
         raise ValueError(
             f"`base` has no layers. Received: the empty model {base.name!r}"
         )
-    _check_logits(base)
-
-
-def _check_logits(base: keras.Model) -> None:
-    last = _last_layer(base)
-    name = getattr(getattr(last, "activation", None), "__name__", "")
-    if isinstance(last, keras.layers.Softmax):
-        name = "softmax"
-    if name in ("softmax", "sigmoid", "log_softmax"):
-        raise ValueError(
-            f"`base` must return logits, but its last layer {last.name!r} "
-            f"applies {name}. Remove it and use a loss with "
-            "`from_logits=True`; take the softmax of the predictions where "
-            "you need probabilities."
-        )
-
-
-def _last_layer(model: keras.Model):
-    layers = model.layers
-    if not layers:
-        return None
-    last = layers[-1]
-    return _last_layer(last) if isinstance(last, keras.Model) else last
+    classifier.check_logits(base)
 
 
 class MarginModel(RobustModel):

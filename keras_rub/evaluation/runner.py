@@ -85,12 +85,7 @@ def evaluate(
     if not norms:
         raise ValueError("`norms` must hold at least one norm. Received: none")
     radii_of = _radii_by_norm(radii, norms)
-    method = {True: "auto", False: None}.get(certificates, certificates)
-    if method is not None and method not in METHODS:
-        raise ValueError(
-            f"`certificates` must be True, False or one of {METHODS}. "
-            f"Received: `certificates={certificates!r}`"
-        )
+    method = _method(certificates)
     limits = {"input_range": input_range, "mask": mask, "weights": weights}
     options = {**limits, "batch_size": batch_size, "seed": seed}
     suites = {
@@ -114,8 +109,6 @@ def evaluate(
             )  # fmt: skip
             if method:
                 try:
-                    if norm != 1 and method in ("rub", "alpha-rub"):
-                        raise UnsupportedLayerError(f"{method} is for L1 only")
                     certified[str(norm)] = _certify(
                         model, x, labels, radii_of[norm], norm, method, limits
                     )
@@ -159,6 +152,17 @@ def paper_radius(number: float, norm: int | str, input_shape: Sequence[int]):
     if canonical_norm(norm) == 1:
         return number * math.sqrt(flat_size(tuple(input_shape)))
     return number
+
+
+def _method(certificates):
+    """The name of the bound, or `None`."""
+    method = {True: "auto", False: None}.get(certificates, certificates)
+    if method is not None and method not in METHODS:
+        raise ValueError(
+            f"`certificates` must be True, False or one of {METHODS}. "
+            f"Received: `certificates={certificates!r}`"
+        )
+    return method
 
 
 class _Tasks:
@@ -241,6 +245,8 @@ def _inside(points, x, rho, perturbations):
 
 
 def _certify(model, x, labels, radii, norm, method, limits):
+    if norm != 1 and method in ("rub", "alpha-rub"):
+        raise UnsupportedLayerError(f"{method} is for L1 only")
     table = certify(
         model,
         x,

@@ -13,9 +13,14 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from keras_rub.bounds.certification import check_search
 from keras_rub.bounds.engine import METHODS as ALL_METHODS
-from keras_rub.classifier import base_of, input_shape, logits_of
-from keras_rub.defenses.robust_model import _check_logits
+from keras_rub.classifier import (
+    base_of,
+    check_logits,
+    input_shape,
+    logits_of,
+)
 from keras_rub.loading import KERAS_COPY
 from keras_rub.serving import server
 from keras_rub.serving.signatures import (
@@ -30,7 +35,7 @@ from keras_rub.serving.versions import (
     list_versions,
     publish,
 )
-from keras_rub.uncertainty import PerturbationSet, canonical_norm, check_rho
+from keras_rub.uncertainty import PerturbationSet, canonical_norm
 from keras_rub.version import __version__
 
 # Where the facts about a model lie within its SavedModel.
@@ -131,6 +136,7 @@ def export(
     }
     certifier = None
     if signatures != ("serving_default",):
+        check_search(tolerance, max_radius)
         certifier = Certifier(
             network,
             norm=norm,
@@ -138,8 +144,8 @@ def export(
             input_range=input_range,
             mask=mask,
             weights=weights,
-            tolerance=_check_tolerance(tolerance),
-            max_radius=_check_max_radius(max_radius),
+            tolerance=tolerance,
+            max_radius=float(max_radius),
             memory_budget=memory_budget,
         )
         facts["certificates"] = {
@@ -315,7 +321,7 @@ def _check_shapes(network) -> tuple[tuple[int | None, ...], int]:
             "`model` must return one tensor of logits [batch, K] with K of at "
             f"least 2. Received: output shapes {shapes}"
         )
-    _check_logits(network)
+    check_logits(network)
     return shape, shapes[0][1]
 
 
@@ -333,21 +339,6 @@ def _choose_bound(model, norm, method) -> tuple[int | str, str]:
             f"Received: `method={method!r}`"
         )
     return norm, method
-
-
-def _check_tolerance(tolerance: float) -> float:
-    if not 0.0 < tolerance < 1.0:
-        raise ValueError(
-            "`tolerance` must be above 0 and below 1. "
-            f"Received: `tolerance={tolerance!r}`"
-        )
-    return tolerance
-
-
-def _check_max_radius(max_radius: float) -> float:
-    if not check_rho(max_radius, "max_radius") > 0.0:
-        raise ValueError("`max_radius` must be above 0. Received: 0")
-    return float(max_radius)
 
 
 def _warmup_samples(warmup, shape, limits) -> np.ndarray | None:

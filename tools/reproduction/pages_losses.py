@@ -96,51 +96,19 @@ def tab_upper_bound(context: Context) -> None:
     if not cases:
         print("tab_upper_bound: no data set is finished yet")
         return
-    rows, lines, panels = [], [], []
+    rows = [
+        row for norm in ("inf", "1") for row in _above_rows(cases, norm, plan)
+    ]
+    lines, panels = [], []
     for norm in ("inf", "1"):
-        title = f"aRUB-L{norm}"
-        theirs = paper.table("uci46", paper.ABOVE, norm)[title]
-        ours = {}
-        for number in plan.radii:
-            some = [
-                r for r in cases if (r["norm"], r["number"]) == (norm, number)
-            ]
-            ours[number] = 100 * np.mean([_is_above(r) for r in some])
-            rows.append(
-                {
-                    "norm": norm,
-                    "rho": number,
-                    "paper": theirs.get(number),
-                    "ours": round(ours[number], 2),
-                    "cases": len(some),
-                }
-            )
-        values = [theirs.get(number) for number in plan.radii]
-        lines.append([f"L{norm}, paper", *map(report.percent, values)])
-        lines.append(
-            [f"L{norm}, ours", *(report.percent(v) for v in ours.values())]
-        )
-        panels.append(
-            {
-                "title": f"L{norm}",
-                "radii": plan.radii,
-                "xlabel": "radius rho"
-                + (", times sqrt(features)" if norm == "1" else ""),
-                "lines": [
-                    figures.line(title, list(ours.values()), paper=False),
-                    {
-                        **figures.line(title, values, paper=True),
-                        "color": "0.4",
-                        "marker": "s",
-                    },
-                ],
-            }
-        )
-    for panel in panels:
-        for line, kind in zip(panel["lines"], ("ours", "paper"), strict=True):
-            line["label"] = kind
-            line["color"] = {"ours": "#c0392b", "paper": "0.4"}[kind]
-            line["marker"] = {"ours": "o", "paper": "s"}[kind]
+        values = {
+            kind: [row[kind] for row in rows if row["norm"] == norm]
+            for kind in ("ours", "paper")
+        }
+        for kind in ("paper", "ours"):
+            cells = map(report.percent, values[kind])
+            lines.append([f"L{norm}, {kind}", *cells])
+        panels.append(_above_panel(norm, plan.radii, values))
     report.write(
         context,
         "tab_upper_bound",
@@ -173,6 +141,44 @@ def tab_upper_bound(context: Context) -> None:
     )
 
 
+def _above_rows(cases, norm, plan):
+    """Percent of the cases above, one row a radius."""
+    theirs = paper.table("uci46", paper.ABOVE, norm)[f"aRUB-L{norm}"]
+    rows = []
+    for number in plan.radii:
+        some = [r for r in cases if (r["norm"], r["number"]) == (norm, number)]
+        above = np.mean([_is_above(case) for case in some])
+        rows.append(
+            {
+                "norm": norm,
+                "rho": number,
+                "paper": theirs.get(number),
+                "ours": round(100 * above, 2),
+                "cases": len(some),
+            }
+        )
+    return rows
+
+
+def _above_panel(norm, radii, values):
+    colours, markers = {"ours": "#c0392b", "paper": "0.4"}, "os"
+    factor = ", times sqrt(features)" if norm == "1" else ""
+    return {
+        "title": f"L{norm}",
+        "radii": radii,
+        "xlabel": f"radius rho{factor}",
+        "lines": [
+            {
+                **figures.line(f"aRUB-L{norm}", values[kind], kind == "paper"),
+                "label": kind,
+                "color": colours[kind],
+                "marker": marker,
+            }
+            for kind, marker in zip(("ours", "paper"), markers, strict=True)
+        ],
+    }
+
+
 def _is_above(row):
     return row["bound"] >= row["attacked"] * (1 - 1e-5) - 1e-7
 
@@ -186,58 +192,27 @@ def tab_speed(context: Context) -> None:
         ("UCI", "uci46", plan.tables, uci.DEFENCES),
         ("Images", "vision3", plan.images, vision.DEFENCES),
     ):
-        names = [n.removeprefix("uci/") for n in names]
+        names = [f"speed-{name.removeprefix('uci/')}" for name in names]
         measured = [
-            found[f"speed-{n}"]["batches_per_second"]
-            for n in names
-            if f"speed-{n}" in found
+            found[name]["batches_per_second"] for name in names if name in found
         ]
         if not measured:
             continue
-        theirs = paper.speeds(data)
-        lines, ratios = [], {"paper": [], "ours": []}
-        defences = [name for name in defences if name in plan.defences]
-        for defence in defences:
-            rates = np.array([m[defence] for m in measured])
-            slower = np.array([m["Nominal"] / m[defence] for m in measured])
-            rate, deviation = theirs[defence]
-            factor = theirs["Nominal"][0] / rate
-            ratios["paper"].append(factor)
-            ratios["ours"].append(float(slower.mean()))
-            lines.append(
-                [
-                    defence,
-                    f"{rate:g} ± {deviation:g}",
-                    f"{factor:.1f}",
-                    f"{rates.mean():.1f} ± {rates.std():.1f}",
-                    f"{slower.mean():.1f}",
-                ]
-            )
-            rows.append(
-                {
-                    "data": title,
-                    "defence": defence,
-                    "paper_batches_per_second": rate,
-                    "paper_nominal_over_defence": round(factor, 2),
-                    "ours_batches_per_second": round(rates.mean(), 2),
-                    "ours_deviation": round(rates.std(), 2),
-                    "ours_nominal_over_defence": round(slower.mean(), 2),
-                    "sets": len(measured),
-                }
-            )
-        body += [
-            f"## {title} ({len(measured)} sets)",
-            report.table(
-                ["defence", "paper, batches/s", "paper, times nominal",
-                 "ours, batches/s", "ours, times nominal"],
-                lines,
-            ),
-        ]  # fmt: skip
+        some = [
+            {"data": title, **_speed_row(defence, measured, paper.speeds(data))}
+            for defence in defences
+            if defence in plan.defences
+        ]
+        rows += some
+        body += [f"## {title} ({len(measured)} sets)", _speed_table(some)]
         groups.append(
             {
                 "title": f"{title}, {len(measured)} sets",
-                "names": defences,
-                "values": ratios,
+                "names": [row["defence"] for row in some],
+                "values": {
+                    kind: [row[f"{kind}_nominal_over_defence"] for row in some]
+                    for kind in ("paper", "ours")
+                },
             }
         )
     if not groups:
@@ -266,3 +241,37 @@ def tab_speed(context: Context) -> None:
         rows=rows,
         figure=figures.bars(groups, "times the duration of nominal", log=True),
     )
+
+
+def _speed_row(defence, measured, theirs):
+    rates = np.array([rates[defence] for rates in measured])
+    slower = np.array([rates["Nominal"] / rates[defence] for rates in measured])
+    rate, deviation = theirs[defence]
+    return {
+        "defence": defence,
+        "paper_batches_per_second": rate,
+        "paper_deviation": deviation,
+        "paper_nominal_over_defence": round(theirs["Nominal"][0] / rate, 2),
+        "ours_batches_per_second": round(rates.mean(), 2),
+        "ours_deviation": round(rates.std(), 2),
+        "ours_nominal_over_defence": round(slower.mean(), 2),
+        "sets": len(measured),
+    }
+
+
+def _speed_table(rows):
+    lines = []
+    for row in rows:
+        cells = [row["defence"]]
+        for kind in ("paper", "ours"):
+            rate = row[f"{kind}_batches_per_second"]
+            cells += [
+                f"{rate:g} ± {row[f'{kind}_deviation']:g}",
+                f"{row[f'{kind}_nominal_over_defence']:.1f}",
+            ]
+        lines.append(cells)
+    return report.table(
+        ["defence", "paper, batches/s", "paper, times nominal",
+         "ours, batches/s", "ours, times nominal"],
+        lines,
+    )  # fmt: skip

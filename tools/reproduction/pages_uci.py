@@ -227,34 +227,17 @@ def fig_improvement(context: Context) -> None:
         ("RUB", "pgd-2", (0.01, 1.0, 10.0)),
         ("aRUB-Linf", "pgd-inf", (0.001, 0.1, 1.0)),
     ):
+        norm = key.removeprefix("pgd-")
         line = []
         # The smallest budget knows fewer numbers.
         for number in (n for n in numbers if n in plan.numbers):
-            place = plan.numbers.index(number)
-            gains = []
-            for name, entry in found.items():
-                ours, theirs = (
-                    100 * chosen(entry, d, key, place)
-                    for d in (defence, "PGD-Linf")
-                )
-                gains.append(ours - theirs)
-                rows.append(
-                    {
-                        "defence": defence,
-                        "attack": key,
-                        "number": number,
-                        "set": name.removeprefix("uci/"),
-                        "accuracy": round(ours, 2),
-                        "accuracy_pgd_linf": round(theirs, 2),
-                        "gain": round(ours - theirs, 2),
-                    }
-                )
-            norm = key.removeprefix("pgd-")
+            some = _gain_rows(found, defence, key, number, plan)
+            rows += some
             line.append(
                 {
                     "title": f"{defence} over PGD-Linf, "
                     f"PGD-L{norm} rho = {number:g}",
-                    "gains": gains,
+                    "gains": [row["gain"] for row in some],
                     "colour": defence,
                 }
             )
@@ -283,6 +266,28 @@ def fig_improvement(context: Context) -> None:
         rows=rows,
         figure=figures.histograms(panels),
     )  # fmt: skip
+
+
+def _gain_rows(found, defence, key, number, plan):
+    """One row a data set."""
+    place = plan.numbers.index(number)
+    rows = []
+    for name, entry in found.items():
+        ours, theirs = (
+            100 * chosen(entry, d, key, place) for d in (defence, "PGD-Linf")
+        )
+        rows.append(
+            {
+                "defence": defence,
+                "attack": key,
+                "number": number,
+                "set": name.removeprefix("uci/"),
+                "accuracy": round(ours, 2),
+                "accuracy_pgd_linf": round(theirs, 2),
+                "gain": round(ours - theirs, 2),
+            }
+        )
+    return rows
 
 
 def _gain_summary(panels):
