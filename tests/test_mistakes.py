@@ -87,6 +87,12 @@ MISTAKES = {
         "`weights` must be finite and above 0.*use `mask`",
     ),
     # Training
+    "metrics in the place of loss weights": (
+        lambda: keras_rub.RUBModel(net()).compile(
+            "sgd", "sparse_categorical_crossentropy", ["accuracy"]
+        ),
+        "`loss_weights`.*'accuracy'.*`metrics=`",
+    ),
     "no compile": (
         lambda: keras_rub.RUBModel(net()).fit(X, Y, verbose=0),
         "compile",

@@ -189,16 +189,31 @@ class RobustModel(keras.Model):
         )
         return outputs
 
-    def compile(self, optimizer="rmsprop", loss=None, *args, **kwargs):
+    def compile(
+        self,
+        optimizer="rmsprop",
+        loss=None,
+        loss_weights=None,
+        metrics=None,
+        *args,
+        **kwargs,
+    ):
         """As `keras.Model.compile`; a loss is checked for what it must do."""
+        for weight in keras.tree.flatten(loss_weights):
+            if isinstance(weight, (str, keras.metrics.Metric)):
+                raise ValueError(
+                    "`loss_weights`, the third argument of `compile`, must "
+                    f"hold numbers. Received: {loss_weights!r}; write "
+                    "`metrics=` in front of metrics."
+                )
         loss = keras.tree.map_structure(_on_logits, loss)
         if loss is not None:
             self.check_loss(loss)
-        super().compile(optimizer, loss, *args, **kwargs)
+        super().compile(optimizer, loss, loss_weights, metrics, *args, **kwargs)
         # Compiled metrics are Keras's to track: past its own bookkeeping.
         self.__dict__["_input_metrics"] = [
             metric
-            for metric in keras.tree.flatten(kwargs.get("metrics"))
+            for metric in keras.tree.flatten(metrics)
             if isinstance(metric, CertifiedAccuracy)
         ]
         for metric in self._input_metrics:
