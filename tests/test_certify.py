@@ -533,3 +533,15 @@ def test_progress_bar_can_be_silenced(capsys, rng):
     assert capsys.readouterr().out == ""
     keras_rub.certify(model, x, y, rho=0.1, verbose=1, batch_size=4)
     assert "8/8" in capsys.readouterr().out
+
+
+def test_many_networks_are_no_retracing(caplog):
+    """TensorFlow warns after five tracings of what it takes for one function."""
+    tf.get_logger().addHandler(caplog.handler)
+    try:
+        for _ in range(6):
+            model = network.__wrapped__("mlp")
+            keras_rub.certify(model, np.ones((1, 5)), rho=0.5)
+    finally:
+        tf.get_logger().removeHandler(caplog.handler)
+    assert "retracing" not in caplog.text

@@ -14,6 +14,7 @@ from keras_rub.bounds.linear import LinearRelaxation
 from keras_rub.bounds.majorant import Classes, Relaxation
 from keras_rub.bounds.rub import VertexBound, VertexNetwork
 from keras_rub.classifier import base_of
+from keras_rub.tracing import compiled
 from keras_rub.uncertainty import PerturbationSet
 
 METHODS = ("auto", "rub", "alpha-rub", "crown", "coap")
@@ -99,21 +100,21 @@ class Engine:
             tf.TensorSpec([None], self.dtype),
         ]
 
-        def compiled(function, *more):
-            return tf.function(function, input_signature=[*signature, *more])
+        def of_batch(function, *more):
+            return compiled(function, input_signature=[*signature, *more])
 
-        self.logits = tf.function(self._logits, input_signature=[signature[0]])
-        self.allowance = compiled(self._allowance)
-        self.rub = compiled(self._rub)
-        self.quick = compiled(self._quick)
-        self.finish = compiled(
+        self.logits = compiled(self._logits, input_signature=[signature[0]])
+        self.allowance = of_batch(self._allowance)
+        self.rub = of_batch(self._rub)
+        self.quick = of_batch(self._quick)
+        self.finish = of_batch(
             self._finish, tf.TensorSpec([None, None], self.dtype)
         )
-        self.try_vertices = compiled(
+        self.try_vertices = of_batch(
             self._try_vertices, tf.TensorSpec([None, None], tf.int32)
         )
-        self.crown = compiled(lambda *data: self._linear(*data, "crown"))
-        self.coap = compiled(lambda *data: self._linear(*data, "coap"))
+        self.crown = of_batch(lambda *data: self._linear(*data, "crown"))
+        self.coap = of_batch(lambda *data: self._linear(*data, "coap"))
         self.lower_line = LineOptimiser(self._bound)
         self._check_memory(shape)
 

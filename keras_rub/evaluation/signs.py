@@ -14,6 +14,7 @@ from keras_rub.attacks import PAPER, make
 from keras_rub.attacks.ascent import gradient_of
 from keras_rub.attacks.projections import project
 from keras_rub.classifier import base_of, logits_of
+from keras_rub.tracing import compiled
 from keras_rub.uncertainty import PerturbationSet
 
 if TYPE_CHECKING:
@@ -134,10 +135,10 @@ class _Watcher:
         self.base = base
         points = tf.TensorSpec([None, *shape], tf.float32)
         labels = tf.TensorSpec([None], tf.int32)
-        self.zero_gradient = tf.function(
+        self.zero_gradient = compiled(
             self._zero_gradient, input_signature=[points, labels]
         )
-        self.logits = tf.function(self._logits, input_signature=[points])
+        self.logits = compiled(self._logits, input_signature=[points])
 
     def _logits(self, x):
         return tf.cast(logits_of(self.base, x), tf.float32)
