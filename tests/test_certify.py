@@ -536,7 +536,7 @@ def test_progress_bar_can_be_silenced(capsys, rng):
 
 
 def test_many_networks_are_no_retracing(caplog):
-    """TensorFlow warns after five tracings of what it takes for one function."""
+    """TensorFlow warns after five tracings of what it takes to be one."""
     tf.get_logger().addHandler(caplog.handler)
     try:
         for _ in range(6):
