@@ -1,11 +1,16 @@
-"""The Python blocks of README and guides run, and the site builds."""
+"""The code of README and guides runs, and the site builds."""
 
 import pathlib
 import re
+import shlex
 import subprocess
 import sys
 
 import pytest
+from absl import flags
+from absl.testing import flagsaver
+
+from tests.test_tools import load
 
 ROOT = pathlib.Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -23,6 +28,50 @@ def test_code_blocks(page, tmp_path, monkeypatch):
             exec(compile(code, str(page), "exec"), names)
     for target in re.findall(r"\]\((?!http)([^)#]+)", page.read_text()):
         assert (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+SHELL = re.compile(r"```sh\n(.*?)```", re.DOTALL)
+# So little work that README's commands can be run as they stand otherwise.
+SMALL = {
+    "tools/train.py": ["--steps=20"],
+    "tools/certify.py": ["--samples=4"],
+    "tools/evaluate.py": ["--samples=4"],
+    "tools/tune.py": ["--steps=5", "--samples=20", "--max_trials=1"],
+    "tools/export.py": [],
+}
+
+
+def commands(page):
+    """The calls of our scripts, as lists of a path and its arguments."""
+    for block in SHELL.findall(page.read_text()):
+        for line in block.replace("\\\n", " ").splitlines():
+            call = re.search(r"python (\w+/\w+\.py.*)", line)
+            if call:
+                path, *arguments = shlex.split(call[1], comments=True)
+                if arguments != ["--help"]:
+                    yield path, *arguments
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_commands_have_known_flags(page):
+    for path, *arguments in commands(page):
+        load(path)
+        with flagsaver.flagsaver():
+            rest = flags.FLAGS([path, *arguments])
+        assert rest[1:] in ([], ["&"], [";"]), f"{path}: {rest[1:]}"
+
+
+def test_commands_of_the_readme_in_order(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    calls = [call for call in commands(PAGES[0]) if "cifar10" not in call]
+    assert {path for path, *_ in calls} == set(SMALL)
+    for path, *arguments in calls:
+        module = load(path)
+        with flagsaver.flagsaver():
+            flags.FLAGS([path, *arguments, *SMALL[path]])
+            module.main([path])
+    assert (tmp_path / "out" / "report.html").exists()
+    assert (tmp_path / "models" / "digits" / "1").exists()
 
 
 def test_site_builds_without_warnings(tmp_path):
