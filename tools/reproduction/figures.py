@@ -125,6 +125,8 @@ def loss_curves(curves: dict[tuple[str, float], dict[str, Any]]) -> Figure:
             ax.set_title(f"{title}, rho = {rho:g}", fontsize=10)
             ax.grid(alpha=0.3, which="both")
             ax.set_yscale("log")
+            ax.yaxis.set_major_formatter("{x:g}")
+            ax.yaxis.set_minor_formatter(_some_minor_ticks)
             if found is None:
                 continue
             steps = found["step"]
@@ -146,6 +148,13 @@ def loss_curves(curves: dict[tuple[str, float], dict[str, Any]]) -> Figure:
         ax.set_ylabel("cross entropy")
     _legend_below(figure, axes[0, 0], 3)
     return figure
+
+
+def _some_minor_ticks(value: float, position: int) -> str:
+    """Labels 0.2, 0.3, 0.5: more would touch each other."""
+    del position
+    digit = round(value / 10 ** np.floor(np.log10(value)))
+    return f"{value:g}" if digit in (2, 3, 5) else ""
 
 
 def curves(
