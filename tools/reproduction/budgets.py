@@ -119,7 +119,7 @@ VISION = {
             "cifar10": (5.54, 27.71),
         },
         unit_radii={
-            "fashion_mnist": (2.8,), "mnist": (2.8,), "cifar10": (),
+            "fashion_mnist": (), "mnist": (2.8,), "cifar10": (),
         },
         other=Recipe(steps=2000),
         numbers=(0.01, 0.1),

@@ -6,7 +6,6 @@ import dataclasses
 import os
 import pathlib
 import time
-from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -157,6 +156,13 @@ def rub_networks(plan: Plan, paper_name: str) -> list[Network]:
     ]
 
 
+def network_for(networks: list[Network], rho: float) -> Network:
+    """The one trained for the smallest radius that is not below rho."""
+    networks = sorted(networks, key=lambda network: network.recipe.rho)
+    able = [network for network in networks if network.recipe.rho >= rho]
+    return able[0] if able else networks[-1]
+
+
 def networks(plan: Plan, paper_name: str, cnn: bool = False) -> list[Network]:
     """All networks of one image set, in the order of the paper's rows."""
     name = plan.datasets[paper_name]
@@ -249,26 +255,6 @@ def attack_job(
     return Job(f"attack-{part}-{network.name}", settings, work)
 
 
-def validation_job(
-    network: Network, radii: Sequence[float], plan: Plan, context: Context
-) -> Job:
-    """Share of held-out samples that the paper's bound certifies, by radius."""
-
-    def work():
-        model = network.load(context)
-        data = context.load(network.dataset, network.normalization)
-        x, y = (array[: plan.validation] for array in data.validation)
-        shares = [_certify(model, x, y, rho).certified.mean() for rho in radii]
-        return {"certified": [float(share) for share in shares]}
-
-    settings = {
-        "network": network.recipe.to_dict(),
-        "radii": list(radii),
-        "samples": plan.validation,
-    }
-    return Job(f"validate-rub-{network.name}", settings, work)
-
-
 def certify_job(
     network: Network, rho: float, plan: Plan, context: Context
 ) -> Job:
@@ -278,7 +264,9 @@ def certify_job(
         model = network.load(context)
         data = context.load(network.dataset, network.normalization)
         x, y = (array[: plan.certified] for array in data.test)
-        result = _certify(model, x, y, rho)
+        result = keras_rub.certify(
+            model, x, y, rho=rho, method="rub", decide_only=True, verbose=0
+        )
         return {
             "samples": len(x),
             "right": _places(result.predicted == y),
@@ -291,12 +279,6 @@ def certify_job(
         "samples": plan.certified,
     }
     return Job(f"certify-rub-{network.name}-at-{rho:g}", settings, work)
-
-
-def _certify(model, x, y, rho):
-    return keras_rub.certify(
-        model, x, y, rho=rho, method="rub", decide_only=True, verbose=0
-    )
 
 
 def auto_jobs(
