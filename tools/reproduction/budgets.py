@@ -96,6 +96,7 @@ VISION = {
         rub_radii=dict.fromkeys(_IMAGES, (0.28,)),
         unit_radii={"fashion_mnist": (), "mnist": (0.28,), "cifar10": ()},
         other=Recipe(steps=2, batch_size=16, architecture="mlp1"),
+        coap=Recipe(steps=1, batch_size=4, architecture="mlp1"),
         numbers=(0.01,),
         cnn=Recipe(steps=1, batch_size=4, architecture="cnn"),
         cnn_rub=Recipe(steps=1, batch_size=4, vertices=2, architecture="cnn"),
@@ -122,6 +123,7 @@ VISION = {
             "fashion_mnist": (), "mnist": (2.8,), "cifar10": (),
         },
         other=Recipe(steps=2000),
+        coap=Recipe(steps=500, batch_size=32),
         numbers=(0.01, 0.1),
         cnn=Recipe(steps=500, batch_size=32, architecture="cnn"),
         cnn_rub=Recipe(
@@ -145,6 +147,7 @@ VISION = {
             "fashion_mnist": _GREY, "mnist": _GREY, "cifar10": _COLOUR,
         },
         other=Recipe(steps=10_000, batch_size=256, attack_steps=40),
+        coap=Recipe(steps=10_000, batch_size=32),
         numbers=(1e-5, 1e-4, 1e-3, 0.01, 0.1, 0.3, 0.5, 1.0, 3.0, 5.0, 10.0),
         cnn=Recipe(
             steps=10_000, batch_size=256, attack_steps=40, architecture="cnn"

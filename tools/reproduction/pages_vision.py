@@ -190,6 +190,7 @@ def _attacked_page(context, name, dataset, cnn, radii, rows, wanted, ready):
 def _attacked_differences(plan, cnn):
     recipe = plan.cnn if cnn else plan.other
     rub = plan.cnn_rub if cnn else plan.rub
+    coap = f", COAP {plan.coap.steps} of {plan.coap.batch_size}" * (not cnn)
     inputs = plan.cnn_normalizations if cnn else plan.normalizations
     if len(inputs) > 1:
         found = (
@@ -202,7 +203,8 @@ def _attacked_differences(plan, cnn):
     return [
         found + " Attacks are not held to the valid range.",
         f"Steps: {recipe.steps} of {recipe.batch_size} (RUB {rub.steps} of "
-        f"{rub.batch_size}); the paper: 10000 of 32 or 256, 7 learning rates.",
+        f"{rub.batch_size}{coap}); the paper: 10000 of 32 or 256, 7 learning "
+        "rates.",
         "The radius is ramped up over the first half of the training.",
         *(["The paper leaves RUB out of its CNN tables."] if cnn else []),
     ]

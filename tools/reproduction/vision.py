@@ -43,6 +43,7 @@ class Plan:
             standardised inputs.
         unit_radii: the same with pixels in [0, 1].
         other: `Recipe` of the other multilayer perceptrons.
+        coap: the same for COAP, whose steps take far longer.
         numbers: what they train for; for L1 times the square root of the
             number of features, as in the paper.
         cnn: `Recipe` of convolutional networks.
@@ -64,6 +65,7 @@ class Plan:
     rub_radii: dict[str, tuple[float, ...]]
     unit_radii: dict[str, tuple[float, ...]]
     other: Recipe
+    coap: Recipe
     numbers: tuple[float, ...]
     cnn: Recipe
     cnn_rub: Recipe
@@ -105,6 +107,15 @@ class Network:
             [*parts, recipe.defense, f"L{recipe.norm}", f"{recipe.rho:g}"]
         )
 
+    @property
+    def settings(self) -> dict[str, Any]:
+        """All that decides what it becomes."""
+        return {
+            "dataset": self.dataset,
+            "normalization": self.normalization,
+            **self.recipe.to_dict(),
+        }
+
     def folder(self, context: Context) -> pathlib.Path:
         """Where it is kept."""
         return context.out / "models" / self.name
@@ -127,6 +138,7 @@ class Network:
         """Trains it, unless it is trained or somebody is at it."""
         folder = self.folder(context)
         if (folder / "model.keras").exists():
+            training.claim(folder, self.settings)
             return
         if not context.train:
             raise NotNowError(f"{self.name} is not trained")
@@ -178,9 +190,10 @@ def networks(plan: Plan, paper_name: str, cnn: bool = False) -> list[Network]:
         if title == "RUB" and not cnn:
             found += rub_networks(plan, paper_name)
             continue
-        template = plan.other
         if cnn:
             template = plan.cnn_rub if title == "RUB" else plan.cnn
+        else:
+            template = plan.coap if defense == "coap" else plan.other
         for normalization in (
             plan.cnn_normalizations if cnn else plan.normalizations
         ):
@@ -203,12 +216,7 @@ def train_jobs(wanted: list[Network], context: Context) -> list[Job]:
             network.train(context)
             return {"trained": True}
 
-        settings = {
-            "dataset": network.dataset,
-            "normalization": network.normalization,
-            **network.recipe.to_dict(),
-        }
-        return Job(f"train-{network.name}", settings, work)
+        return Job(f"train-{network.name}", network.settings, work)
 
     return [job(network) for network in wanted]
 
