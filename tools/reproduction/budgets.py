@@ -82,6 +82,10 @@ _RUB = Recipe(
     batch_size=128,
     steps=5000,
 )
+_RUB_SMALL = dataclasses.replace(_RUB, vertices=8, steps=10_000)
+_RUB_TINY = dataclasses.replace(
+    _RUB, steps=10, batch_size=16, vertices=4, architecture="mlp1"
+)
 _GREY = (0.28, 2.8, 8.4, 14.0, 28.0)
 _COLOUR = (0.55, 5.54, 16.63, 27.71, 55.43)
 _IMAGES = ("fashion_mnist", "mnist", "cifar10")
@@ -90,9 +94,8 @@ VISION = {
     "smoke": vision.Plan(
         datasets=dict.fromkeys(_IMAGES, "digits"),
         normalizations=("standard",),
-        rub=dataclasses.replace(
-            _RUB, steps=10, batch_size=16, vertices=4, architecture="mlp1"
-        ),
+        rub=_RUB_TINY,
+        rub_small=_RUB_TINY,
         rub_radii=dict.fromkeys(_IMAGES, (0.28,)),
         unit_radii={"fashion_mnist": (), "mnist": (0.28,), "cifar10": ()},
         other=Recipe(steps=2, batch_size=16, architecture="mlp1"),
@@ -114,8 +117,9 @@ VISION = {
         datasets={name: name for name in _IMAGES},
         normalizations=("standard", "unit"),
         rub=_RUB,
+        rub_small=_RUB_SMALL,
         rub_radii={
-            "fashion_mnist": _GREY,
+            "fashion_mnist": (1.0, 2.8, 8.4, 14.0, 28.0),
             "mnist": (2.8, 8.4, 28.0),
             "cifar10": (5.54, 27.71),
         },
@@ -140,6 +144,7 @@ VISION = {
         datasets={name: name for name in _IMAGES},
         normalizations=("standard", "unit"),
         rub=dataclasses.replace(_RUB, steps=10_000),
+        rub_small=_RUB_SMALL,
         rub_radii={
             "fashion_mnist": _GREY, "mnist": _GREY, "cifar10": _COLOUR,
         },

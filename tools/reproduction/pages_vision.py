@@ -333,6 +333,7 @@ def _prove(context, plan, network, rho, known, in_range):
 
 
 def _bounds_page(context, name, dataset, theirs, rows, ready, wanted):
+    plan = budgets.VISION[context.budget]
     radii = sorted({row["rho"] for row in rows})
     body = [
         f"{len(ready)} of {len(wanted)} networks are ready. Each radius takes "
@@ -366,8 +367,9 @@ def _bounds_page(context, name, dataset, theirs, rows, ready, wanted):
             "The paper's figures are samples of batches and count a tie as "
             "robust; ours take every image and a strict inequality with an "
             "allowance for rounding.",
-            f"Training: {budgets.VISION[context.budget].rub.steps} steps, "
-            "radius ramped over the first half, weight decay 0.2, Adam from "
+            f"Training: {plan.rub.steps} steps of {plan.rub.batch_size} "
+            f"({plan.rub_small.steps} for radii up to 1), radius ramped over "
+            "the first half, weight decay 0.2, Adam from "
             "3e-3 with cosine decay; the paper: 10000 steps, no ramp.",
         ],
         rows=rows,

@@ -39,6 +39,7 @@ class Plan:
         datasets: from the paper's name to the set that is used.
         normalizations: of the inputs.
         rub: `Recipe` of RUB networks, but for the radius.
+        rub_small: the same for radii up to 1, where fewer vertices do.
         rub_radii: from the paper's name to the radii RUB trains for, with
             standardised inputs.
         unit_radii: the same with pixels in [0, 1].
@@ -62,6 +63,7 @@ class Plan:
     datasets: dict[str, str]
     normalizations: tuple[str, ...]
     rub: Recipe
+    rub_small: Recipe
     rub_radii: dict[str, tuple[float, ...]]
     unit_radii: dict[str, tuple[float, ...]]
     other: Recipe
@@ -158,7 +160,9 @@ def rub_networks(plan: Plan, paper_name: str) -> list[Network]:
             plan.datasets[paper_name],
             normalization,
             "RUB",
-            dataclasses.replace(plan.rub, rho=rho),
+            dataclasses.replace(
+                plan.rub_small if rho <= 1.0 else plan.rub, rho=rho
+            ),
         )
         for normalization, radii in (
             ("standard", plan.rub_radii),
