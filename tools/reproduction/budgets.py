@@ -139,6 +139,7 @@ VISION = {
         attacked=500,
         certified=10_000,
         chunk=256,
+        most_open=2000,
     ),
     "full": vision.Plan(
         datasets={name: name for name in _IMAGES},

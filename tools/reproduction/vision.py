@@ -55,6 +55,8 @@ class Plan:
         attacked: test samples to attack.
         certified: test samples to certify.
         chunk: samples of one job that certifies with `"auto"`.
+        most_open: where the paper's bound leaves more samples open, `"auto"`
+            is not run; `None` for no limit.
         attacks: as of `keras_rub.evaluate`, for the test samples.
         defences: those of `DEFENCES` that are run.
         smoke_radii: from the norm to the radii, instead of the paper's.
@@ -77,6 +79,7 @@ class Plan:
     attacked: int
     certified: int
     chunk: int
+    most_open: int | None = None
     attacks: str | tuple[str, ...] = "strong"
     defences: tuple[str, ...] = tuple(DEFENCES)
     smoke_radii: dict[Any, list[float]] | None = None
