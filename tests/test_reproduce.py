@@ -1,6 +1,7 @@
 """tools/reproduce.py in its smallest budget, on embedded data."""
 
 import csv
+import dataclasses
 import json
 import os
 import signal
@@ -140,3 +141,33 @@ def test_a_network_in_training_elsewhere_is_left_alone(folder, capsys):
     network.train(context)
     assert (network.folder(context) / "model.keras").exists()
     assert not marker.exists()
+
+
+def test_the_network_of_a_radius():
+    load(TOOL)
+    from reproduction import budgets, vision
+
+    networks = vision.rub_networks(budgets.VISION["laptop"], "fashion_mnist")
+    radii = [
+        vision.network_for(networks, rho).recipe.rho
+        for rho in (0.0, 0.28, 1.0, 2.8, 9.0, 28.0, 30.0)
+    ]
+    assert radii == [1.0, 1.0, 1.0, 2.8, 14.0, 28.0, 28.0]
+    # Small radii have their own recipe.
+    assert {n.recipe.steps for n in networks} == {10_000, 5000}
+
+
+def test_a_network_of_other_settings_is_refused(folder, capsys):
+    reproduce(capsys, folder, ["tab_bounds_mnist"])
+    load(TOOL)
+    from reproduction import budgets, vision
+    from reproduction.context import Context
+
+    context = Context("smoke", None, folder, folder / "pages", "")
+    network = vision.rub_networks(budgets.VISION["smoke"], "mnist")[0]
+    network.train(context)
+    other = dataclasses.replace(
+        network, recipe=dataclasses.replace(network.recipe, steps=11)
+    )
+    with pytest.raises(ValueError, match="holds another run: steps differ"):
+        other.train(context)
