@@ -28,11 +28,16 @@ def _panels(rows: int, columns: int, width=4.6, height=3.4, **options):
     return figure, figure.subplots(rows, columns, squeeze=False, **options)
 
 
-def _legend_below(figure, axes, columns: int) -> None:
-    handles, labels = axes.get_legend_handles_labels()
+def _legend_below(figure, columns: int) -> None:
+    """One legend of what is drawn in any panel."""
+    found = {}
+    for axes in figure.axes:
+        handles, labels = axes.get_legend_handles_labels()
+        for handle, label in zip(handles, labels, strict=True):
+            found.setdefault(label, handle)
     figure.legend(
-        handles,
-        labels,
+        found.values(),
+        found.keys(),
         loc="outside lower center",
         ncols=columns,
         fontsize=9,
@@ -75,7 +80,7 @@ def ranks(panels: list[dict[str, Any]]) -> Figure:
     axes[0, 0].set_ylim(len(panels[0]["curves"]) + 0.2, 0.8)
     for ax in axes[:, 0]:
         ax.set_ylabel("average rank\n(1 is best)")
-    _legend_below(figure, axes[0, 0], 6)
+    _legend_below(figure, 6)
     return figure
 
 
@@ -146,7 +151,7 @@ def loss_curves(curves: dict[tuple[str, float], dict[str, Any]]) -> Figure:
         ax.set_xlabel("training step")
     for ax in axes[:, 0]:
         ax.set_ylabel("cross entropy")
-    _legend_below(figure, axes[0, 0], 3)
+    _legend_below(figure, 3)
     return figure
 
 
@@ -168,19 +173,21 @@ def curves(
         ylabel: of all panels.
         legend_columns: of the legend below.
     """
-    figure, axes = _panels(1, len(panels), width=5.0, height=3.8, sharey=True)
+    width = 7.5 if len(panels) == 1 else 5.0
+    figure, axes = _panels(1, len(panels), width, height=3.8, sharey=True)
     for panel, ax in zip(panels, axes[0], strict=True):
         places = np.arange(len(panel["radii"]))
         for line in panel["lines"]:
             style = {k: v for k, v in line.items() if k != "values"}
             values = [np.nan if v is None else v for v in line["values"]]
-            ax.plot(places, values, **style)
+            if not np.all(np.isnan(values)):
+                ax.plot(places, values, **style)
         ax.set_xticks(places, [f"{rho:g}" for rho in panel["radii"]])
         ax.set_xlabel(panel["xlabel"], fontsize=9)
         ax.set_title(panel["title"], fontsize=10)
         ax.grid(alpha=0.3)
     axes[0, 0].set_ylabel(ylabel)
-    _legend_below(figure, axes[0, 0], legend_columns)
+    _legend_below(figure, legend_columns)
     return figure
 
 
@@ -226,7 +233,7 @@ def bars(groups: list[dict[str, Any]], ylabel: str, log: bool) -> Figure:
         ax.set_yscale("log" if log else "linear")
         ax.axhline(1.0 if log else 0.0, color="black", lw=0.6)
         ax.set_ylabel(ylabel)
-    _legend_below(figure, axes[0, 0], len(groups[0]["values"]))
+    _legend_below(figure, len(groups[0]["values"]))
     return figure
 
 
