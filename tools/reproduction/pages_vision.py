@@ -15,6 +15,9 @@ TITLES = {
 }
 _NORMS = (2, 1, "inf")
 
+# The paper's figures are multiples of 1 / 2560.
+_FIRST = 2560
+
 # Stands where our figures are below the paper's.
 _TRIED = (
     "What was tried, on MNIST with pixels in [0, 1] and radius 2.8, by "
@@ -311,6 +314,8 @@ def _bound_row(context, plan, network, rho) -> dict[str, Any] | None:
         "samples": result["samples"],
     }
     proved = _prove(context, plan, network, rho, result, in_range=False)
+    first = [p for p in proved or result["certified"] if p < _FIRST]
+    row["ours_first"] = round(100 * len(first) / _FIRST, 2)
     if proved is not None:
         row["ours_auto"] = percent(proved)
         if network.normalization == "unit":
@@ -372,7 +377,10 @@ def _bounds_page(context, name, dataset, theirs, rows, ready, wanted):
             *_limit(plan),
             "The paper's figures are samples of batches and count a tie as "
             "robust; ours take every image and a strict inequality with an "
-            "allowance for rounding.",
+            "allowance for rounding. They are multiples of 1/2560, so it "
+            "looked at so many images, and does not say which; our row of the "
+            "first 2560 shows how far a part of the test set can be from the "
+            "whole.",
             f"Training: {plan.rub.steps} steps of {plan.rub.batch_size} "
             f"({plan.rub_small.steps} for radii up to 1), radius ramped over "
             "the first half, weight decay 0.2, Adam from "
@@ -411,6 +419,9 @@ def _bounds_table(rows, theirs, radii):
                 for row, value in zip(found, values, strict=True)
             ]
             lines.append([title, *cells])
+    if rows[0]["samples"] > _FIRST:
+        cells = [report.percent(row and row["ours_first"]) for row in found]
+        lines.append([f"our best bound, first {_FIRST} images only", *cells])
     trained = [f"{row['training_rho']:g}" if row else "-" for row in found]
     lines.append(["training radius of ours", *trained])
     return report.table(["rho", *(f"{rho:g}" for rho in radii)], lines)
