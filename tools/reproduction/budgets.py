@@ -135,7 +135,7 @@ VISION = {
         ),
         cnn_numbers=(0.01, 0.1),
         cnn_normalizations=("standard",),
-        validation=1000,
+        validation=256,
         attacked=500,
         certified=10_000,
         chunk=256,
