@@ -91,10 +91,8 @@ def _attacked(context, dataset, cnn, name):
             "defence": defence,
             "rho": rho,
             "paper": theirs[norm].get(defence, {}).get(rho),
-            "ours": round(100 * _accuracy(result, norm, rho, key), 2),
-            "ours_strong": round(
-                100 * _accuracy(result, norm, rho, "worst"), 2
-            ),
+            "ours": _accuracy(result, norm, rho, key),
+            "ours_strong": _accuracy(result, norm, rho, "worst"),
             "normalization": network.normalization,
             "training_rho": network.recipe.rho,
         }
