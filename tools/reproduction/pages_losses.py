@@ -204,10 +204,10 @@ def tab_speed(context: Context) -> None:
             if defence in plan.defences
         ]
         rows += some
-        body += [f"## {title} ({len(measured)} sets)", _speed_table(some)]
+        body += [f"## {title} ({len(measured)} set(s))", _speed_table(some)]
         groups.append(
             {
-                "title": f"{title}, {len(measured)} sets",
+                "title": f"{title}, {len(measured)} set(s)",
                 "names": [row["defence"] for row in some],
                 "values": {
                     kind: [row[f"{kind}_nominal_over_defence"] for row in some]

@@ -203,6 +203,8 @@ def _attacked_differences(plan, cnn):
     rub = plan.cnn_rub if cnn else plan.rub
     coap = f", COAP {plan.coap.steps} of {plan.coap.batch_size}" * (not cnn)
     inputs = plan.cnn_normalizations if cnn else plan.normalizations
+    numbers = plan.cnn_numbers if cnn else plan.numbers
+    numbers = ", ".join(f"{number:g}" for number in numbers)
     if len(inputs) > 1:
         found = (
             "Like the paper, a cell takes the better of the two input "
@@ -216,6 +218,8 @@ def _attacked_differences(plan, cnn):
         f"Steps: {recipe.steps} of {recipe.batch_size} (RUB {rub.steps} of "
         f"{rub.batch_size}{coap}); the paper: 10000 of 32 or 256, 7 learning "
         "rates.",
+        f"Training radii: the numbers {numbers}, times the square root of the "
+        "number of features for L1; the paper: 11 of them, up to 10.",
         "The radius is ramped up over the first half of the training.",
         *(["The paper leaves RUB out of its CNN tables."] if cnn else []),
     ]
