@@ -105,9 +105,13 @@ def tab_upper_bound(context: Context) -> None:
             kind: [row[kind] for row in rows if row["norm"] == norm]
             for kind in ("ours", "paper")
         }
-        for kind in ("paper", "ours"):
-            cells = map(report.percent, values[kind])
-            lines.append([f"L{norm}, {kind}", *cells])
+        nearly = [row["ours_nearly"] for row in rows if row["norm"] == norm]
+        for title, numbers in (
+            ("paper", values["paper"]),
+            ("ours", values["ours"]),
+            ("ours, above or 1 % below", nearly),
+        ):
+            lines.append([f"L{norm}, {title}", *map(report.percent, numbers)])
         panels.append(_above_panel(norm, plan.radii, values))
     report.write(
         context,
@@ -124,6 +128,10 @@ def tab_upper_bound(context: Context) -> None:
             report.table(
                 ["norm", *(f"{number:g}" for number in plan.radii)], lines
             ),
+            "A network with two classes has one margin, and the aRUB loss is "
+            "its linearisation. Along an attack the loss of a ReLU network "
+            "curves upwards more often than not, and an attack that converges "
+            "finds the difference, however small it is.",
         ],
         differences=[
             "At rho = 0 both losses are the same number; we allow a relative "
@@ -148,12 +156,16 @@ def _above_rows(cases, norm, plan):
     for number in plan.radii:
         some = [r for r in cases if (r["norm"], r["number"]) == (norm, number)]
         above = np.mean([_is_above(case) for case in some])
+        nearly = np.mean(
+            [case["bound"] >= 0.99 * case["attacked"] for case in some]
+        )
         rows.append(
             {
                 "norm": norm,
                 "rho": number,
                 "paper": theirs.get(number),
                 "ours": round(100 * above, 2),
+                "ours_nearly": round(100 * nearly, 2),
                 "cases": len(some),
             }
         )
