@@ -182,7 +182,9 @@ def curves(
             values = [np.nan if v is None else v for v in line["values"]]
             if not np.all(np.isnan(values)):
                 ax.plot(places, values, **style)
-        ax.set_xticks(places, [f"{rho:g}" for rho in panel["radii"]])
+        labels = [f"{rho:g}" for rho in panel["radii"]]
+        many = sum(map(len, labels)) > 35
+        ax.set_xticks(places, labels, rotation=45 if many else 0)
         ax.set_xlabel(panel["xlabel"], fontsize=9)
         ax.set_title(panel["title"], fontsize=10)
         ax.grid(alpha=0.3)
