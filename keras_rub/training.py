@@ -148,11 +148,13 @@ class Recipe:
         verbose: int | str = 2,
     ) -> keras.callbacks.History:
         """Trains a model that `build` made."""
+        # A robust loss is dear: ask for no more of it than the training does.
+        seen = min(1000, max(200, self.steps_per_epoch * self.batch_size))
         return model.fit(
             data.batches("train", self.batch_size, repeat=True, seed=self.seed),
             steps_per_epoch=self.steps_per_epoch,
             epochs=self.epochs,
-            validation_data=tuple(part[:1000] for part in data.validation),
+            validation_data=tuple(part[:seen] for part in data.validation),
             verbose=verbose,
             callbacks=callbacks,
             shuffle=False,  # `batches` has done it

@@ -93,7 +93,7 @@ _IMAGES = ("fashion_mnist", "mnist", "cifar10")
 VISION = {
     "smoke": vision.Plan(
         datasets=dict.fromkeys(_IMAGES, "digits"),
-        normalizations=("standard",),
+        normalizations=dict.fromkeys(_IMAGES, ("standard",)),
         rub=_RUB_TINY,
         rub_small=_RUB_TINY,
         rub_radii=dict.fromkeys(_IMAGES, (0.28,)),
@@ -115,7 +115,11 @@ VISION = {
     ),
     "laptop": vision.Plan(
         datasets={name: name for name in _IMAGES},
-        normalizations=("standard", "unit"),
+        normalizations={
+            "fashion_mnist": ("standard", "unit"),
+            "mnist": ("standard", "unit"),
+            "cifar10": ("standard",),
+        },
         rub=_RUB,
         rub_small=_RUB_SMALL,
         rub_radii={
@@ -143,7 +147,7 @@ VISION = {
     ),
     "full": vision.Plan(
         datasets={name: name for name in _IMAGES},
-        normalizations=("standard", "unit"),
+        normalizations=dict.fromkeys(_IMAGES, ("standard", "unit")),
         rub=dataclasses.replace(_RUB, steps=10_000),
         rub_small=_RUB_SMALL,
         rub_radii={

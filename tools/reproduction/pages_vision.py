@@ -198,17 +198,17 @@ def _attacked_page(context, name, dataset, cnn, radii, rows, wanted, ready):
         ),
         units=units(context, wanted),
         body=body,
-        differences=_attacked_differences(plan, cnn),
+        differences=_attacked_differences(plan, dataset, cnn),
         rows=rows,
         figure=figures.curves(panels, "attacked accuracy, %", 4),
     )
 
 
-def _attacked_differences(plan, cnn):
+def _attacked_differences(plan, dataset, cnn):
     recipe = plan.cnn if cnn else plan.other
     rub = plan.cnn_rub if cnn else plan.rub
     coap = f", COAP {plan.coap.steps} of {plan.coap.batch_size}" * (not cnn)
-    inputs = plan.cnn_normalizations if cnn else plan.normalizations
+    inputs = plan.cnn_normalizations if cnn else plan.normalizations[dataset]
     numbers = plan.cnn_numbers if cnn else plan.numbers
     numbers = ", ".join(f"{number:g}" for number in numbers)
     if len(inputs) > 1:

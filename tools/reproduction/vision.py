@@ -37,7 +37,7 @@ class Plan:
 
     Attributes:
         datasets: from the paper's name to the set that is used.
-        normalizations: of the inputs.
+        normalizations: from the paper's name to those of the inputs.
         rub: `Recipe` of RUB networks, but for the radius.
         rub_small: the same for radii up to 1, where fewer vertices do.
         rub_radii: from the paper's name to the radii RUB trains for, with
@@ -63,7 +63,7 @@ class Plan:
     """
 
     datasets: dict[str, str]
-    normalizations: tuple[str, ...]
+    normalizations: dict[str, tuple[str, ...]]
     rub: Recipe
     rub_small: Recipe
     rub_radii: dict[str, tuple[float, ...]]
@@ -202,7 +202,7 @@ def networks(plan: Plan, paper_name: str, cnn: bool = False) -> list[Network]:
         else:
             template = plan.coap if defense == "coap" else plan.other
         for normalization in (
-            plan.cnn_normalizations if cnn else plan.normalizations
+            plan.cnn_normalizations if cnn else plan.normalizations[paper_name]
         ):
             for number in (0.0,) if title == "Nominal" else numbers:
                 recipe = dataclasses.replace(
