@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import numpy as np
+
 from reproduction import budgets, figures, paper, report, vision
 from reproduction.context import Context
 
@@ -167,7 +169,10 @@ def _attack_chosen(context, plan, cells):
 def _attacked_page(context, name, dataset, cnn, radii, rows, wanted, ready):
     plan = budgets.VISION[context.budget]
     defences = list(dict.fromkeys(row["defence"] for row in rows))
-    body = [f"{ready} of {len(wanted)} networks are ready."]
+    body = [
+        f"{ready} of {len(wanted)} networks are ready.",
+        *_hopeless(context, wanted, radii),
+    ]
     for key, title in (
         (
             "ours",
@@ -202,6 +207,30 @@ def _attacked_page(context, name, dataset, cnn, radii, rows, wanted, ready):
         rows=rows,
         figure=figures.curves(panels, "attacked accuracy, %", 4),
     )
+
+
+def _hopeless(context, wanted, radii):
+    """Says at which radii no network can do better than a constant."""
+    used = dict.fromkeys((n.dataset, n.normalization) for n in wanted)
+    tests = [context.load(*names).test for names in used]
+    images = [x.reshape(len(x), -1) for x, _ in tests]
+    found = []
+    for norm, values in radii.items():
+        order = np.inf if norm == "inf" else norm
+        reach = max(np.linalg.norm(x, order, axis=1).max() for x in images)
+        beyond = [rho for rho in values if rho >= 0.9999 * reach]
+        found += [f"L{norm} at {min(beyond):g} and more"] if beyond else []
+    if not found:
+        return []
+    labels = tests[0][1]
+    most = 100 * np.bincount(labels).max() / len(labels)
+    return [
+        f"Within some of these radii ({', '.join(found)}) every test image can "
+        "be turned into the same one, the origin. There no network can keep "
+        f"more than {most:.2f} %, the most frequent class; larger "
+        "figures, the paper's or ours, show the limits of an attack, not "
+        "robustness."
+    ]
 
 
 def _attacked_differences(plan, dataset, cnn):
