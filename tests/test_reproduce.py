@@ -160,6 +160,21 @@ def test_the_network_of_a_radius():
     assert {n.recipe.steps for n in networks} == {10_000, 5000}
 
 
+def test_radii_that_erase_the_image(folder):
+    load(TOOL)
+    from reproduction import budgets, pages_vision, vision
+    from reproduction.context import Context
+
+    context = Context("smoke", None, folder, folder / "pages", "")
+    networks = vision.networks(budgets.VISION["smoke"], "mnist")
+    # A standardised image of 64 pixels is at 8 from the origin.
+    radii = {1: [1.0], 2: [7.9, 8.0, 9.0], "inf": [0.1, 50.0]}
+    (text,) = pages_vision.hopeless(context, networks, radii)
+    assert "(L2 at 8 and more, Linf at 50 and more)" in text
+    radii = {1: [1.0], 2: [7.9], "inf": [0.1]}
+    assert pages_vision.hopeless(context, networks, radii) == []
+
+
 def test_a_network_of_other_settings_is_refused(folder, capsys):
     reproduce(capsys, folder, ["tab_bounds_mnist"])
     load(TOOL)

@@ -171,7 +171,7 @@ def _attacked_page(context, name, dataset, cnn, radii, rows, wanted, ready):
     defences = list(dict.fromkeys(row["defence"] for row in rows))
     body = [
         f"{ready} of {len(wanted)} networks are ready.",
-        *_hopeless(context, wanted, radii),
+        *hopeless(context, wanted, radii),
     ]
     for key, title in (
         (
@@ -209,7 +209,11 @@ def _attacked_page(context, name, dataset, cnn, radii, rows, wanted, ready):
     )
 
 
-def _hopeless(context, wanted, radii):
+def hopeless(
+    context: Context,
+    wanted: Iterable[vision.Network],
+    radii: dict[Any, list[float]],
+) -> list[str]:
     """Says at which radii no network can do better than a constant."""
     used = dict.fromkeys((n.dataset, n.normalization) for n in wanted)
     tests = [context.load(*names).test for names in used]
