@@ -137,7 +137,7 @@ VISION = {
         cnn_rub=Recipe(
             steps=250, batch_size=16, vertices=8, architecture="cnn"
         ),
-        cnn_numbers=(0.01, 0.1),
+        cnn_numbers=(0.1, 0.01),
         cnn_normalizations=("standard",),
         validation=256,
         attacked=200,
