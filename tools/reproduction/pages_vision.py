@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from keras_rub.attacks.suite import names_of
 from reproduction import budgets, figures, paper, report, vision
 from reproduction.context import Context
 
@@ -91,7 +92,12 @@ def _attacked(context, dataset, cnn, name):
     wanted = vision.networks(plan, dataset, cnn)
     context.do(vision.train_jobs(wanted, context))
     key = "foolbox-pgd" if cnn else "paper"
-    cells, ready = _choose(context, plan, wanted, radii, key)
+    ready = [
+        network
+        for network in wanted
+        if (network.folder(context) / "model.keras").exists()
+    ]
+    cells = _choose(context, plan, ready, radii, key)
     results = _attack_chosen(context, plan, cells)
     rows = [
         {
@@ -122,29 +128,37 @@ def _accuracy(result, norm, rho, key):
     return round(100 * rows[0][key if rho else "clean"], 2)
 
 
-def _choose(context, plan, wanted, radii, key):
+def _choose(context, plan, ready, radii, key):
     """The network of each cell: the best under the paper's attacks.
 
     Returns:
-        A dict from (norm, defence, rho) to the network, and the number of
-        networks to choose from.
+        A dict from (norm, defence, rho) to the network.
     """
+    groups: dict[str, list[vision.Network]] = {}
+    for network in ready:
+        groups.setdefault(network.title, []).append(network)
     jobs = {
         network: vision.attack_job(network, radii, "validation", plan, context)
-        for network in wanted
-        if (network.folder(context) / "model.keras").exists()
+        for group in groups.values()
+        for network in group
+        if len(group) > 1  # else there is no choice
     }
     found = context.do(jobs.values())
     found = {n: found[job.name] for n, job in jobs.items() if job.name in found}
-    cells = {}
-    for norm in radii:
-        for defence in dict.fromkeys(network.title for network in wanted):
-            some = [network for network in found if network.title == defence]
-            for rho in (0.0, *radii[norm]) if some else ():
-                cells[norm, defence, rho] = max(
-                    some, key=lambda n: _accuracy(found[n], norm, rho, key)
-                )
-    return cells, len(found)
+
+    def best(group, norm, rho):
+        if len(group) == 1:
+            return group[0]
+        some = [network for network in group if network in found]
+        return max(some, key=lambda n: _accuracy(found[n], norm, rho, key))
+
+    return {
+        (norm, defence, rho): best(group, norm, rho)
+        for norm in radii
+        for defence, group in groups.items()
+        if len(group) == 1 or any(network in found for network in group)
+        for rho in (0.0, *radii[norm])
+    }
 
 
 def _attack_chosen(context, plan, cells):
@@ -169,8 +183,9 @@ def _attack_chosen(context, plan, cells):
 def _attacked_page(context, name, dataset, cnn, radii, rows, wanted, ready):
     plan = budgets.VISION[context.budget]
     defences = list(dict.fromkeys(row["defence"] for row in rows))
+    names = names_of(plan.cnn_attacks if cnn else plan.attacks)
     body = [
-        f"{ready} of {len(wanted)} networks are ready.",
+        f"{len(ready)} of {len(wanted)} networks are ready.",
         *hopeless(context, wanted, radii),
     ]
     for key, title in (
@@ -179,7 +194,10 @@ def _attacked_page(context, name, dataset, cnn, radii, rows, wanted, ready):
             "The paper's attacks"
             + (" (PGD)" if cnn else " (smaller of PGD and FGM)"),
         ),
-        ("ours_strong", "All our attacks, any of which may win"),
+        (
+            "ours_strong",
+            f"All our attacks\n\nAny of {', '.join(names)} may win.",
+        ),
     ):
         body.append(f"## {title}")
         for norm in radii:
@@ -195,17 +213,22 @@ def _attacked_page(context, name, dataset, cnn, radii, rows, wanted, ready):
         context,
         name,
         f"{TITLES[dataset]}{', CNN' if cnn else ''}: accuracy under attack",
-        about=(
-            f"The first {plan.attacked} test images. For each defence, norm "
-            "and radius the network (inputs, training radius) is the one with "
-            f"the best accuracy on {plan.validation} held-out images under "
-            "the paper's attacks; the CSV names it."
-        ),
+        about=_attacked_about(plan, cnn),
         units=units(context, wanted),
         body=body,
         differences=_attacked_differences(plan, dataset, cnn),
         rows=rows,
         figure=figures.curves(panels, "attacked accuracy, %", 4),
+    )
+
+
+def _attacked_about(plan, cnn):
+    count = plan.cnn_attacked if cnn else plan.attacked
+    return (
+        f"The first {count} test images. Where a defence has several networks "
+        "(inputs, training radius), each norm and radius takes the one with "
+        f"the best accuracy on {plan.validation} held-out images under the "
+        "paper's attacks; the CSV names it."
     )
 
 

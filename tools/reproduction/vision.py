@@ -54,11 +54,13 @@ class Plan:
         cnn_normalizations: of their inputs.
         validation: samples that choose the network of a cell.
         attacked: test samples to attack.
+        cnn_attacked: the same for convolutional networks.
         certified: test samples to certify.
         chunk: samples of one job that certifies with `"auto"`.
         most_open: where the paper's bound leaves more samples open, `"auto"`
             is not run; `None` for no limit.
         attacks: as of `keras_rub.evaluate`, for the test samples.
+        cnn_attacks: the same for convolutional networks.
         defences: those of `DEFENCES` that are run.
         smoke_radii: from the norm to the radii, instead of the paper's.
     """
@@ -78,10 +80,12 @@ class Plan:
     cnn_normalizations: tuple[str, ...]
     validation: int
     attacked: int
+    cnn_attacked: int
     certified: int
     chunk: int
     most_open: int | None = None
     attacks: str | tuple[str, ...] = "strong"
+    cnn_attacks: str | tuple[str, ...] = "strong"
     defences: tuple[str, ...] = tuple(DEFENCES)
     smoke_radii: dict[Any, list[float]] | None = None
 
@@ -248,11 +252,12 @@ def attack_job(
 
     Validation samples see the paper's attacks, test samples those of the plan.
     """
-    attacks, count = (
-        ("paper", plan.validation)
-        if part == "validation"
-        else (plan.attacks, plan.attacked)
-    )
+    if part == "validation":
+        attacks, count = "paper", plan.validation
+    elif network.recipe.architecture == "cnn":
+        attacks, count = plan.cnn_attacks, plan.cnn_attacked
+    else:
+        attacks, count = plan.attacks, plan.attacked
 
     def work():
         model = network.load(context)
