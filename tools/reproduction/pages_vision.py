@@ -92,11 +92,7 @@ def _attacked(context, dataset, cnn, name):
     wanted = vision.networks(plan, dataset, cnn)
     context.do(vision.train_jobs(wanted, context))
     key = "foolbox-pgd" if cnn else "paper"
-    ready = [
-        network
-        for network in wanted
-        if (network.folder(context) / "model.keras").exists()
-    ]
+    ready = [network for network in wanted if network.is_trained(context)]
     cells = _choose(context, plan, ready, radii, key)
     results = _attack_chosen(context, plan, cells)
     rows = [
@@ -344,11 +340,7 @@ def _bounds(context, dataset, name):
         radii = [0.0, *plan.smoke_radii[1]]
     wanted = vision.rub_networks(plan, dataset)
     context.do(vision.train_jobs(wanted, context))
-    ready = [
-        network
-        for network in wanted
-        if (network.folder(context) / "model.keras").exists()
-    ]
+    ready = [network for network in wanted if network.is_trained(context)]
     rows = []
     for normalization in dict.fromkeys(n.normalization for n in ready):
         some = [n for n in ready if n.normalization == normalization]

@@ -130,13 +130,21 @@ class Network:
         """Where it is kept."""
         return context.out / "models" / self.name
 
+    def path(self, context: Context) -> pathlib.Path:
+        """The file it is in when it is trained."""
+        return self.folder(context) / "model.keras"
+
+    def is_trained(self, context: Context) -> bool:
+        """Whether there is such a file."""
+        return self.path(context).exists()
+
     def load(self, context: Context) -> keras.Model:
         """The trained network, without its defence; trains it if missing.
 
         The last one is kept, with all that was compiled for it.
         """
         self.train(context)
-        path = self.folder(context) / "model.keras"
+        path = self.path(context)
         if path not in context.models:
             context.models.clear()
             keras.backend.clear_session()
@@ -147,7 +155,7 @@ class Network:
     def train(self, context: Context) -> None:
         """Trains it, unless it is trained or somebody is at it."""
         folder = self.folder(context)
-        if (folder / "model.keras").exists():
+        if self.is_trained(context):
             training.claim(folder, self.settings)
             return
         if not context.train:
