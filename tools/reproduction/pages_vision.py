@@ -276,8 +276,8 @@ def _attacked_differences(plan, dataset, cnn):
         f"Steps: {recipe.steps} of {recipe.batch_size} (RUB {rub.steps} of "
         f"{rub.batch_size}{coap}); the paper: 10000 of 32 or 256, 7 learning "
         "rates.",
-        f"Training radii: the numbers {numbers}, times the square root of the "
-        "number of features for L1; the paper: 11 of them, up to 10.",
+        f"Training radii: {numbers}, times the square root of the number of "
+        "features for L1; the paper: 11 such numbers, up to 10.",
         "The radius is ramped up over the first half of the training.",
         *(["The paper leaves RUB out of its CNN tables."] if cnn else []),
     ]
@@ -288,8 +288,8 @@ def _attacked_table(rows, norm, radii, defences, key):
     lines = []
     for defence in defences:
         some = [cells.get((defence, rho)) for rho in radii]
-        if key == "ours":
-            values = [cell and cell["paper"] for cell in some]
+        values = [cell and cell["paper"] for cell in some]
+        if key == "ours" and any(values):
             lines.append([f"{defence}, paper", *map(report.percent, values)])
         lines.append(
             [
