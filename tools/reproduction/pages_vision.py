@@ -278,7 +278,8 @@ def _attacked_differences(plan, dataset, cnn):
         found + " Attacks are not held to the valid range.",
         f"Steps: {recipe.steps} of {recipe.batch_size} (RUB {rub.steps} of "
         f"{rub.batch_size}{coap}); the paper: 10000 of 32 or 256, 7 learning "
-        "rates.",
+        "rates. Where training is that short even the nominal network can be "
+        "behind the paper's: compare our rows with each other then.",
         f"Training radii: {numbers}, times the square root of the number of "
         "features for L1; the paper: 11 such numbers, up to 10.",
         "The radius is ramped up over the first half of the training.",
