@@ -105,6 +105,27 @@ def test_only_what_is_missing_is_repeated(folder, capsys):
     assert again.count(" s, about") == 1
 
 
+def test_what_another_process_did_is_not_repeated(tmp_path, capsys):
+    load(TOOL)
+    from reproduction.jobs import Job, Store
+    from reproduction.jobs import run as run_jobs
+
+    store = Store(tmp_path)
+
+    def fail():
+        raise AssertionError("done twice")
+
+    second = Job("second", {}, fail)
+
+    def work():
+        store.write(second, {"by": "another"}, 1.0)
+        return {"by": "us"}
+
+    run_jobs([Job("first", {}, work), second], store)
+    assert store.read(second) == {"by": "another"}
+    assert capsys.readouterr().out.count(" s, about") == 1
+
+
 def test_limits(folder, capsys):
     lost = folder / "jobs" / "above-iris.json"
     lost.unlink()

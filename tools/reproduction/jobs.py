@@ -84,6 +84,8 @@ def run(
         if minutes is not None and start - begin >= 60 * minutes:
             print(f"time is up: {len(left) - number} jobs left")
             return
+        if store.read(job) is not None:  # done by another process meanwhile
+            continue
         try:
             result = job.work()
         except NotNowError as reason:
