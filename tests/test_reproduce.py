@@ -196,6 +196,24 @@ def test_radii_that_erase_the_image(folder):
     assert pages_vision.hopeless(context, networks, radii) == []
 
 
+@pytest.mark.parametrize(
+    ("bound", "attacked", "above", "nearly"),
+    (
+        (1.0, 1.0, True, True),
+        (1.0, 1.001, False, True),
+        (1.0, 1.02, False, False),
+        (1e-9, 5e-8, True, True),  # both are zero but for rounding
+    ),
+)
+def test_what_counts_as_above(bound, attacked, above, nearly):
+    load(TOOL)
+    from reproduction.pages_losses import is_above
+
+    case = {"bound": bound, "attacked": attacked}
+    assert is_above(case, 1e-5) == above
+    assert is_above(case, 0.01) == nearly
+
+
 def test_a_network_of_other_settings_is_refused(folder, capsys):
     reproduce(capsys, folder, ["tab_bounds_mnist"])
     load(TOOL)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from reproduction import (
@@ -135,7 +137,8 @@ def tab_upper_bound(context: Context) -> None:
         ],
         differences=[
             "At rho = 0 both losses are the same number; we allow a relative "
-            "difference of 1e-5 for rounding, the paper seems not to.",
+            "difference of 1e-5, and an absolute one of 1e-7, for rounding; "
+            "the paper seems not to.",
             f"{len(found)} sets instead of 46; training radii "
             f"{', '.join(f'{n:g}' for n in plan.training_numbers)}; "
             f"{plan.steps} steps, measured every {plan.every}.",
@@ -155,10 +158,8 @@ def _above_rows(cases, norm, plan):
     rows = []
     for number in plan.radii:
         some = [r for r in cases if (r["norm"], r["number"]) == (norm, number)]
-        above = np.mean([_is_above(case) for case in some])
-        nearly = np.mean(
-            [case["bound"] >= 0.99 * case["attacked"] for case in some]
-        )
+        above = np.mean([is_above(case, 1e-5) for case in some])
+        nearly = np.mean([is_above(case, 0.01) for case in some])
         rows.append(
             {
                 "norm": norm,
@@ -191,8 +192,10 @@ def _above_panel(norm, radii, values):
     }
 
 
-def _is_above(row):
-    return row["bound"] >= row["attacked"] * (1 - 1e-5) - 1e-7
+def is_above(case: dict[str, Any], slack: float) -> bool:
+    """Whether the bound is at most a share of `slack` below the loss."""
+    # Below 1e-7 a mean of float32 losses is rounding.
+    return case["bound"] >= case["attacked"] * (1 - slack) - 1e-7
 
 
 def tab_speed(context: Context) -> None:
