@@ -127,7 +127,7 @@ VISION = {
         rub_radii={
             "fashion_mnist": (1.0, 2.8, 8.4, 14.0, 28.0),
             "mnist": (2.8, 8.4, 28.0),
-            "cifar10": (27.71,),
+            "cifar10": (27.71, 55.43),
         },
         unit_radii={
             "fashion_mnist": (), "mnist": (2.8,), "cifar10": (),

@@ -33,12 +33,11 @@ _TRIED = {
     "fashion_mnist": "Nothing but the recipe below was tried.",
     "cifar10": (
         "What was tried: the recipe that is best on MNIST, see below. It "
-        "overfits here, as the history.csv of the network shows; our data "
+        "overfits here, as the history.csv of each network shows; our data "
         "folder had the first 30000 of the 50000 training images only. A "
         "network trained for 5.54 overfits more: on 1000 held-out images less "
-        "was certified with it at 5.54 and above, and it was dropped. A "
-        "network for the largest radius, stronger decay of the weights and "
-        "fewer steps were not tried."
+        "was certified with it at 5.54 and above, and it was dropped. Stronger "
+        "decay of the weights and fewer steps were not tried."
     ),
 }
 
