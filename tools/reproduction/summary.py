@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from reproduction import figures, report
+from reproduction import budgets, figures, report
 from reproduction.context import Context
 from reproduction.pages_vision import best_of
 
@@ -61,12 +61,23 @@ def summary(context: Context) -> None:
             "not been run in this budget.",
             _others(context),
         ],
-        differences=[],
+        differences=_differences(budgets.VISION[context.budget]),
         rows=rows,
         figure=figures.gains(
             {t: [r for r in rows if r["table"] == t] for t in tables}
         ),
     )  # fmt: skip
+
+
+def _differences(plan):
+    numbers, cnn_numbers = max(plan.numbers), max(plan.cnn_numbers)
+    return [
+        f"In the attacked tables we train for numbers up to {numbers:g} (CNNs "
+        f"{cnn_numbers:g}), {plan.other.steps} steps (CNNs {plan.cnn.steps}); "
+        "the paper for numbers up to 10, 10000 steps.",
+        "The pages tell at which radii every test image can be turned into the "
+        "same one. There the paper's lead shows the limits of its attack.",
+    ]
 
 
 def _link(table):
