@@ -130,10 +130,11 @@ def tab_upper_bound(context: Context) -> None:
             report.table(
                 ["norm", *(f"{number:g}" for number in plan.radii)], lines
             ),
-            "A network with two classes has one margin, and the aRUB loss is "
-            "its linearisation. Along an attack the loss of a ReLU network "
-            "curves upwards more often than not, and an attack that converges "
-            "finds the difference, however small it is.",
+            "The aRUB loss is made of margins that are linearised at the "
+            "sample: where they curve upwards along an attack, an attack that "
+            "converges finds a larger loss. Why the paper's shares differ from "
+            "ours we do not know; the last two differences below may be part "
+            "of it.",
         ],
         differences=[
             "At rho = 0 both losses are the same number; we allow a relative "

@@ -72,9 +72,10 @@ def summary(context: Context) -> None:
 def _differences(plan):
     numbers, cnn_numbers = max(plan.numbers), max(plan.cnn_numbers)
     return [
-        f"In the attacked tables we train for numbers up to {numbers:g} (CNNs "
-        f"{cnn_numbers:g}), {plan.other.steps} steps (CNNs {plan.cnn.steps}); "
-        "the paper for numbers up to 10, 10000 steps.",
+        "In the attacked tables all defences but RUB are trained for numbers "
+        f"up to {numbers:g}, in at most {plan.other.steps} steps; CNNs for "
+        f"numbers up to {cnn_numbers:g}, in at most {plan.cnn.steps} steps. "
+        "The paper: numbers up to 10, 10000 steps.",
         "The pages tell at which radii every test image can be turned into the "
         "same one. There the paper's lead shows the limits of its attack.",
     ]
