@@ -8,8 +8,10 @@ from keras_rub import attacks, callbacks, datasets, metrics, models, serving
 from keras_rub.bounds import (
     Certificate,
     CertificateTable,
+    ConvexActivation,
     UnsupportedLayerError,
     VertexExpansion,
+    affine,
     certified_radius,
     certify,
     register_rule,
@@ -22,9 +24,9 @@ from keras_rub.defenses import (
     PGDModel,
     RUBModel,
 )
-from keras_rub.evaluation import Evaluation, evaluate, paper_radius
+from keras_rub.evaluation import Evaluation, evaluate
+from keras_rub.perturbations import PerturbationSet, paper_radius
 from keras_rub.serving import export
-from keras_rub.uncertainty import PerturbationSet
 from keras_rub.version import __version__
 
 __all__ = [
@@ -33,6 +35,7 @@ __all__ = [
     "COAPModel",
     "Certificate",
     "CertificateTable",
+    "ConvexActivation",
     "Evaluation",
     "FGSMModel",
     "PGDModel",
@@ -41,6 +44,7 @@ __all__ = [
     "UnsupportedLayerError",
     "VertexExpansion",
     "__version__",
+    "affine",
     "attacks",
     "callbacks",
     "certified_radius",

@@ -7,7 +7,7 @@ from typing import Any
 import keras
 
 from keras_rub.bounds.certification import certify
-from keras_rub.uncertainty import check_rho
+from keras_rub.perturbations import check_rho
 
 _SHAPES = {
     "linear": lambda fraction: fraction,
@@ -75,7 +75,18 @@ class RhoSchedule(keras.callbacks.Callback):
         self.parameter = parameter
 
     def value(self, epoch: int) -> float:
-        """The radius (or mix weight) of the epoch with this number."""
+        """The radius (or mix weight) of the epoch with this number.
+
+        Raises:
+            ValueError: if the final value is the model's own, which is known
+                only once training has begun.
+        """
+        if self.target is None:
+            raise ValueError(
+                "The final value is the model's own, which is known when "
+                "training begins. Pass `rho` to RhoSchedule to ask before. "
+                "Received: `rho=None`"
+            )
         fraction = min(max((epoch - self.wait) / self.epochs, 0.0), 1.0)
         fraction = _SHAPES[self.shape](fraction)
         return self.start + fraction * (self.target - self.start)
@@ -105,8 +116,9 @@ class Certify(keras.callbacks.Callback):
         y: class numbers [n] or one-hot rows [n, K].
         rho: float, or a list of radii.
         every: int. Certify after each `every`-th epoch. Defaults to `1`.
-        **kwargs: other arguments of `keras_rub.certify`, such as `norm` and
-            `method`.
+        **kwargs: other arguments of `keras_rub.certify`, such as
+            `perturbations` and `method`. The attacker is the model's own by
+            default.
 
     Example:
     ```python

@@ -5,7 +5,7 @@ from __future__ import annotations
 import keras
 import tensorflow as tf
 
-from keras_rub.uncertainty import PerturbationSet
+from keras_rub.perturbations import PerturbationSet
 
 
 def base_of(model: keras.Model) -> keras.Model:

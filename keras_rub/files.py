@@ -5,8 +5,10 @@ from __future__ import annotations
 import hashlib
 import os
 import pathlib
+from typing import TYPE_CHECKING
 
-from matplotlib.figure import Figure
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 def write_atomically(path: str | os.PathLike, text: str) -> None:

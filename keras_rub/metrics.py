@@ -7,8 +7,14 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_rub.bounds.certification import in_graph_certified
-from keras_rub.uncertainty import canonical_norm, check_rho
+from keras_rub.bounds import decision, methods
+from keras_rub.bounds.compiled import compiled_bounds
+from keras_rub.perturbations import (
+    PerturbationSet,
+    attacker_of,
+    canonical_norm,
+    check_rho,
+)
 
 
 @keras.saving.register_keras_serializable("keras_rub")
@@ -22,10 +28,13 @@ class CertifiedAccuracy(keras.metrics.Metric):
 
     Args:
         rho: float. The radius, in the units of the model's input.
-        norm: 1, 2 or `"inf"`. Defaults to `1`.
+        norm: 1, 2 or `"inf"`. Shorthand for the norm alone. Defaults to
+            `None`, that of the robust model.
         method: `"rub"` (norm 1 only), `"crown"` or `"coap"`. Defaults to
             `None`: `"rub"` for norm 1, else `"crown"`.
         name: string. Defaults to `"certified_<rho>"`.
+        perturbations: `PerturbationSet`, or `None`. Defaults to `None`, the
+            attacker of the robust model, as it is trained.
         **kwargs: other `keras.metrics.Metric` arguments.
 
     Example:
@@ -42,37 +51,46 @@ class CertifiedAccuracy(keras.metrics.Metric):
     def __init__(
         self,
         rho: float,
-        norm: int | str = 1,
+        norm: int | str | None = None,
         method: str | None = None,
         name: str | None = None,
+        *,
+        perturbations: PerturbationSet | dict[str, Any] | None = None,
         **kwargs: Any,
     ):
         self.rho = check_rho(rho)
-        self.norm = canonical_norm(norm)
-        self.method = method or ("rub" if self.norm == 1 else "crown")
-        if self.method not in ("rub", "crown", "coap"):
-            raise ValueError(
-                '`method` must be "rub", "crown" or "coap". '
-                f"Received: `method={method!r}`"
-            )
+        self.norm = None if norm is None else canonical_norm(norm)
+        if isinstance(perturbations, dict):  # as `get_config` gives it
+            perturbations = PerturbationSet.from_config(perturbations)
+        self.perturbations = perturbations
+        self.method = method
+        if perturbations is not None or norm is not None:
+            norm = attacker_of(None, perturbations, norm=norm).norm
+        methods.find(method, norm, in_graph=True)
         super().__init__(name=name or f"certified_{self.rho:g}", **kwargs)
         self._mean = keras.metrics.Mean()
-        self._get_base = None
+        self._bounds = None
+        self._method = None
         self._certified = None
 
     def attach(self, model: keras.Model) -> None:
         """Names the robust model whose inputs will be shown to the metric."""
+        attacker = attacker_of(model, self.perturbations, norm=self.norm)
+        self._method = methods.find(self.method, attacker.norm, in_graph=True)
         # A function, because Keras walks all models that it can reach.
-        self._get_base = lambda: model.base
+        self._bounds = lambda: compiled_bounds(model, attacker)
 
     def observe(self, x: tf.Tensor, labels: tf.Tensor) -> None:
         """Certifies one batch; `update_state` then counts it."""
-        self._certified = in_graph_certified(
-            self._get_base(), x, labels, self.rho, self.norm, self.method
-        )
+        bounds = self._bounds()
+        bounds.check_memory(self._method)
+        radii = tf.fill(tf.shape(labels), tf.constant(self.rho, tf.float32))
+        margins = bounds.margins(self._method)(x, labels, radii)
+        allowance = bounds.allowance(x, labels, radii)
+        self._certified = decision.is_proved(margins, allowance)
 
     def update_state(self, y_true: Any, y_pred: Any, sample_weight=None):
-        if self._get_base is None:
+        if self._bounds is None:
             raise ValueError(
                 "CertifiedAccuracy needs the inputs, which Keras shows to "
                 "metrics of robust models (keras_rub.RUBModel, ...) only. For "
@@ -97,4 +115,7 @@ class CertifiedAccuracy(keras.metrics.Metric):
             "rho": self.rho,
             "norm": self.norm,
             "method": self.method,
+            "perturbations": None
+            if self.perturbations is None
+            else self.perturbations.get_config(),
         }

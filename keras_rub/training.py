@@ -16,7 +16,7 @@ import tensorflow as tf
 from keras_rub import defenses, distribution, models
 from keras_rub.datasets import Dataset
 from keras_rub.files import write_atomically
-from keras_rub.uncertainty import canonical_norm, check_rho
+from keras_rub.perturbations import canonical_norm, check_rho
 
 DEFENSES = {
     "nominal": None,

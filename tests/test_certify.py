@@ -13,6 +13,7 @@ from keras import layers
 from sklearn.datasets import load_digits
 
 import keras_rub
+from keras_rub.bounds.compiled import compiled_bounds
 from tests import sampling
 
 METHODS = ("rub", "alpha-rub", "crown", "coap", "auto")
@@ -384,11 +385,9 @@ def test_allowance_covers_float32(rng):
             for dtype in ("float32", "float64")
         )
         error = np.abs(single.margins - double.margins)
-        from keras_rub.bounds.engine import engine_of
-
-        engine = engine_of(model)
+        bounds = compiled_bounds(model, keras_rub.PerturbationSet(1))
         radii = np.full(40, 0.7, "float32")
-        allowance = engine.allowance(x, y.astype("int32"), radii).numpy()
+        allowance = bounds.allowance(x, y.astype("int32"), radii).numpy()
         assert np.all(error.max(axis=1) <= allowance.max(axis=1))
         assert np.all(double.certified >= single.certified)
 

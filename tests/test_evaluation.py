@@ -13,7 +13,6 @@ from keras import layers
 
 import keras_rub
 from keras_rub.evaluation import html_report, plots
-from keras_rub.evaluation.runner import _inside
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 
@@ -76,11 +75,11 @@ def test_examples_are_real(result, model):
     for norm, examples in result.examples.items():
         assert len(examples) == 6
         for example in examples:
-            inside = _inside(
-                example["attacked"][None],
+            attacker = keras_rub.PerturbationSet(norm, input_range=(0, 1))
+            inside = attacker.contains(
                 example["clean"][None],
+                example["attacked"][None],
                 example["rho"],
-                keras_rub.PerturbationSet(norm, input_range=(0, 1)),
             )
             assert inside.all()
             found = model.predict(example["attacked"][None], verbose=0)

@@ -28,7 +28,7 @@ def test_metric_in_compile_agrees_with_certify(wrap, tmp_path):
     model = wrap(net(), rho=0.1)
     metrics = [
         "accuracy",
-        keras_rub.metrics.CertifiedAccuracy(0.3),
+        keras_rub.metrics.CertifiedAccuracy(0.3, norm=1),
         keras_rub.metrics.CertifiedAccuracy(0.1, norm="inf", name="linf"),
     ]
     model.compile(

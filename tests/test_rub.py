@@ -8,8 +8,9 @@ from keras import layers
 from numpy.testing import assert_allclose
 from scipy.optimize import linprog
 
-from keras_rub import RUBModel
-from keras_rub.bounds import rub, screening
+from keras_rub import PerturbationSet, RUBModel
+from keras_rub.bounds import first_layer, screening, vertices
+from keras_rub.bounds.problem import Problem
 from tests.reference import (
     from_halfway,
     l1_vertices,
@@ -307,7 +308,7 @@ def test_a_mixture_of_few_vertices_stays_an_upper_bound(rng, monkeypatch):
     x, y = data(base, rng)
     plain = margins(base, x, y, 8.0)
     exact = margins(base, x, y, 8.0, input_range=(0, 1))
-    monkeypatch.setattr(rub, "_MIXED_VERTICES", 3)
+    monkeypatch.setattr(vertices, "_MIXED_VERTICES", 3)
     short = margins(base, x, y, 8.0, input_range=(0, 1))
     assert np.all(short >= exact - 1e-5) and np.any(short > exact + 1e-3)
     assert np.all(short <= plain + 1e-5)
@@ -497,12 +498,13 @@ def test_scores_are_exact_first_layer_and_linear_rest(
     if name != "conv":
         mask = rng.uniform(size=shape) < 0.6
         weights = rng.uniform(0.5, 2.0, shape)
-    monkeypatch.setattr(screening, "WIDEST_MATRIX", widest)
-    model = RUBModel(base, mask=mask, weights=weights)
+    monkeypatch.setattr(first_layer, "WIDEST_MATRIX", widest)
+    attacker = PerturbationSet(1, mask=mask, weights=weights)
+    problem = Problem.of(base, attacker)
     radii = np.array([0.3, 1.0, 4.0], "float32")
-    bound = model._bound(tf.constant(x), y, radii)
+    bound = problem.vertex_bound(tf.constant(x), y, radii)
     assert (bound.start is None) == (widest == 0)
-    scores = screening._scores(bound).numpy()
+    scores = screening.scores(bound).numpy()
     gains = (
         bound.at(tf.range(bound.num_vertices))
         - bound.relaxation.clean_margins[:, None]

@@ -13,7 +13,8 @@ from scipy.optimize import linprog
 import keras_rub
 from keras_rub import ARUBModel, RUBModel, UnsupportedLayerError
 from keras_rub.bounds import activations, lower, program
-from keras_rub.bounds.majorant import Classes, Relaxation
+from keras_rub.bounds.competitors import Competitors
+from keras_rub.bounds.majorant import Relaxation
 from tests import sampling
 from tests.reference import randomise
 
@@ -430,7 +431,7 @@ def test_every_rule_is_right_and_sound(name, rng):
     y = np.array([0, 2])
 
     steps = lower(model)
-    classes = Classes(tf.constant(y, tf.int32), 3)
+    classes = Competitors(tf.constant(y, tf.int32), 3)
     relaxation = Relaxation(steps, tf.constant(x), classes)
     clean = model(x, training=False)
     values = relaxation.values
@@ -710,7 +711,7 @@ def test_coap_gradient_off_the_tape(norm, rng, monkeypatch):
                 lower(base), x, 0.15, keras_rub.PerturbationSet(norm), "coap",
                 training=True,
             )  # fmt: skip
-            margins = relaxation.margins(Classes(labels, 3))
+            margins = relaxation.margins(Competitors(labels, 3))
             value = tf.reduce_sum(margins)
         return margins, tape.gradient(value, weights)
 

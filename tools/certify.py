@@ -17,10 +17,10 @@ import time
 import matplotlib
 import numpy as np
 from absl import app, flags
+from keras_rub.bounds.engine import METHODS
 
 import keras_rub
 from keras_rub import datasets
-from keras_rub.bounds.engine import METHODS
 from keras_rub.files import digest, write_atomically
 from keras_rub.loading import load_model
 

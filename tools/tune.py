@@ -26,9 +26,9 @@ import keras_rub
 from keras_rub import datasets
 from keras_rub.attacks.suite import names_of
 from keras_rub.files import write_atomically, write_figure
+from keras_rub.perturbations import canonical_norm
 from keras_rub.tuning import SearchSpace, Sweep
 from keras_rub.tuning.oracles import ORACLES
-from keras_rub.uncertainty import canonical_norm
 
 _DATASET = flags.DEFINE_string(
     "dataset", "digits", "Name of the data set, or a .csv or .npz file."

@@ -70,14 +70,15 @@ class AdaptivePGD(Attack):
 
     Args:
         model: a robust model or any built Keras classifier with logits.
-        norm: 1, 2 or `"inf"`. Defaults to `"inf"`.
+        norm: 1, 2 or `"inf"`. Defaults to `None`, that of a robust model, for
+            any other model `"inf"`.
         steps: int. Gradient steps of a run. Defaults to `100`.
         classes: int, or `None`. How many other classes to aim at, one after
             the other, the likeliest first. Defaults to `None`: aim at none
             in particular.
         restarts: int. Runs; the first starts at the clean input, the others
             at random points. Defaults to `1`.
-        **kwargs: other arguments of `Attack`, such as `input_range`.
+        **kwargs: other arguments of `Attack`, such as `perturbations`.
 
     References:
         - Croce, Hein. "Reliable evaluation of adversarial robustness with an
@@ -89,7 +90,7 @@ class AdaptivePGD(Attack):
     def __init__(
         self,
         model: keras.Model,
-        norm: int | str = "inf",
+        norm: int | str | None = None,
         *,
         steps: int = 100,
         classes: int | None = None,

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import tensorflow as tf
 
 from keras_rub.attacks.projections import project
-from keras_rub.uncertainty import PerturbationSet
+from keras_rub.perturbations import PerturbationSet
 
 # With L1, the share of the features that one step moves.
 _L1_SHARE = 0.05
@@ -47,7 +47,8 @@ def steepest_step(
         blocked = ((flat > 0) & (up <= 0)) | ((flat < 0) & (down <= 0))
         flat = tf.where(blocked, 0.0, flat)
     # Dividing by the weights once makes the ball round, twice scales back.
-    round_ = perturbations.scale_gradient(flat, shape)
+    reach = tf.constant(perturbations.reach(shape), flat.dtype)
+    round_ = flat * reach
     if perturbations.norm == "inf":
         step = tf.sign(round_)
     elif perturbations.norm == 2:
@@ -66,9 +67,7 @@ def steepest_step(
         chosen = tf.cast((magnitude >= smallest) & (magnitude > 0), flat.dtype)
         number = tf.reduce_sum(chosen, axis=1, keepdims=True)
         step = tf.math.divide_no_nan(tf.sign(round_) * chosen, number)
-    return tf.reshape(
-        perturbations.scale_gradient(step, shape), tf.shape(gradient)
-    )
+    return tf.reshape(step * reach, tf.shape(gradient))
 
 
 def random_perturbation(
@@ -108,7 +107,7 @@ def random_perturbation(
             length = tf.norm(flat, axis=1, keepdims=True)
         radius = uniform([shape[0], 1], seeds[2], dtype=x.dtype)
         flat = flat / length * radius ** (1.0 / size)
-    flat = perturbations.scale_gradient(flat, tuple(x.shape[1:]))
+    flat *= tf.constant(perturbations.reach(tuple(x.shape[1:])), x.dtype)
     d = tf.reshape(flat, tf.shape(x)) * per_sample(rho, x)
     return project(d, x, rho, perturbations)
 

@@ -13,7 +13,7 @@ import tensorflow as tf
 from keras_rub import checks
 from keras_rub.attacks.losses import LOSSES, has_won, strongest_rival
 from keras_rub.classifier import base_of, input_shape, logits_of
-from keras_rub.uncertainty import PerturbationSet, check_rho
+from keras_rub.perturbations import PerturbationSet, attacker_of, check_rho
 
 LABELS = tf.TensorSpec([None], tf.int32)
 RADII = tf.TensorSpec([None], tf.float32)
@@ -29,7 +29,12 @@ class Attack:
     Args:
         model: a robust model or any built Keras classifier with logits
             [batch, K] as its output.
-        norm: 1, 2 or `"inf"`. Defaults to `"inf"`.
+        norm: 1, 2 or `"inf"`. Shorthand, as are `input_range`, `mask` and
+            `weights`: each takes the place of that part of the attacker.
+            Defaults to `None`.
+        perturbations: `PerturbationSet`, or `None`. The whole attacker.
+            Defaults to `None`: that of a robust model, as it was trained;
+            for any other model the Linf ball.
         loss: `"cross_entropy"` or `"margin_ratio"`, what is raised. Defaults
             to `"cross_entropy"`.
         restarts: int. Runs, each on the samples that still stand. Defaults
@@ -48,8 +53,9 @@ class Attack:
     def __init__(
         self,
         model: keras.Model,
-        norm: int | str = "inf",
+        norm: int | str | None = None,
         *,
+        perturbations: PerturbationSet | None = None,
         loss: str = "cross_entropy",
         restarts: int = 1,
         input_range: tuple[Any, Any] | None = None,
@@ -59,8 +65,14 @@ class Attack:
         seed: int = 0,
     ):
         self.base = base_of(model)
-        self.perturbations = PerturbationSet(
-            norm, mask=mask, weights=weights, input_range=input_range
+        self.perturbations = attacker_of(
+            model,
+            perturbations,
+            default_norm="inf",
+            norm=norm,
+            mask=mask,
+            weights=weights,
+            input_range=input_range,
         )
         if loss not in LOSSES:
             raise ValueError(

@@ -4,21 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-import foolbox
 import keras
 import numpy as np
 import tensorflow as tf
 
 from keras_rub.attacks.attack import Attack, check_radii
+from keras_rub.perturbations import PerturbationSet
 
-_ATTACKS = {
-    ("fgm", 1): foolbox.attacks.L1FastGradientAttack,
-    ("fgm", 2): foolbox.attacks.L2FastGradientAttack,
-    ("fgm", "inf"): foolbox.attacks.LinfFastGradientAttack,
-    ("pgd", 1): foolbox.attacks.L1ProjectedGradientDescentAttack,
-    ("pgd", 2): foolbox.attacks.L2ProjectedGradientDescentAttack,
-    ("pgd", "inf"): foolbox.attacks.LinfProjectedGradientDescentAttack,
-}
+# The end of the name of foolbox's class, behind the norm's.
+_KINDS = {"fgm": "FastGradientAttack", "pgd": "ProjectedGradientDescentAttack"}
 
 
 class FoolboxAttack(Attack):
@@ -30,10 +24,14 @@ class FoolboxAttack(Attack):
 
     Args:
         model: a robust model or any built Keras classifier with logits.
-        norm: 1, 2 or `"inf"`. Defaults to `"inf"`.
+        norm: 1, 2 or `"inf"`. Defaults to `None`, that of a robust model, for
+            any other model `"inf"`.
         kind: `"pgd"` or `"fgm"`. Defaults to `"pgd"`.
-        input_range: pair of numbers `(low, high)`, or `None` for no limit.
-            Defaults to `None`.
+        perturbations: as in `Attack`. Foolbox knows neither a mask nor
+            weights, and one valid range for all features: any other set is
+            refused.
+        input_range: pair of numbers `(low, high)`, as in `Attack`. Defaults
+            to `None`.
         batch_size: int. Samples that are attacked together. Defaults to
             `256`.
     """
@@ -41,23 +39,29 @@ class FoolboxAttack(Attack):
     def __init__(
         self,
         model: keras.Model,
-        norm: int | str = "inf",
+        norm: int | str | None = None,
         *,
         kind: str = "pgd",
+        perturbations: PerturbationSet | None = None,
         input_range: tuple[float, float] | None = None,
         batch_size: int = 256,
     ):
         super().__init__(
-            model, norm, input_range=input_range, batch_size=batch_size
+            model,
+            norm,
+            perturbations=perturbations,
+            input_range=input_range,
+            batch_size=batch_size,
         )
-        if (kind, self.norm) not in _ATTACKS:
+        if kind not in _KINDS:
             raise ValueError(
                 f'`kind` must be "pgd" or "fgm". Received: `kind={kind!r}`'
             )
-        if input_range is not None and any(map(np.ndim, input_range)):
+        if not can_respect(self.perturbations):
             raise ValueError(
-                "foolbox knows one valid range for all features. Received: "
-                f"`input_range={input_range!r}`"
+                "foolbox knows neither `mask` nor `weights`, and one valid "
+                "range for all features: use PGD or AdaptivePGD (pgd, "
+                f"apgd-ce). Received: `perturbations={self.perturbations!r}`"
             )
         self.kind = kind
         # Eager calls of a Keras model cost more than its arithmetic.
@@ -85,6 +89,8 @@ class FoolboxAttack(Attack):
         return tf.constant(points)
 
     def _foolbox(self, x, labels, radii):
+        import foolbox  # heavy, and needed by this attack alone
+
         if self.perturbations.input_range is None:
             # Bounds that no perturbation can reach.
             reach = 2.0 * max(radii) + 1.0
@@ -92,7 +98,7 @@ class FoolboxAttack(Attack):
         else:
             bounds = tuple(map(float, self.perturbations.input_range))
         model = foolbox.TensorFlowModel(self._forward, bounds, device="/CPU:0")
-        attack = _ATTACKS[self.kind, self.norm]()
+        attack = getattr(foolbox.attacks, f"L{self.norm}{_KINDS[self.kind]}")()
         points = np.stack(
             [
                 attack.run(
@@ -105,3 +111,12 @@ class FoolboxAttack(Attack):
             ]
         )
         return points
+
+
+def can_respect(perturbations: PerturbationSet) -> bool:
+    """Whether foolbox's attacks stay within this set."""
+    return (
+        perturbations.mask is None
+        and perturbations.weights is None
+        and not any(map(np.ndim, perturbations.input_range or ()))
+    )

@@ -21,13 +21,14 @@ class PGD(Attack):
 
     Args:
         model: a robust model or any built Keras classifier with logits.
-        norm: 1, 2 or `"inf"`. Defaults to `"inf"`.
+        norm: 1, 2 or `"inf"`. Defaults to `None`, that of a robust model, for
+            any other model `"inf"`.
         steps: int. Gradient steps. Defaults to `40`.
         step_size: float, or `None`. Length of a step, as a multiple of the
             radius. Defaults to `None`, `2.5 / steps`.
         random_start: bool. Start at a random point of the set. Defaults to
             `True`.
-        **kwargs: other arguments of `Attack`, such as `input_range`.
+        **kwargs: other arguments of `Attack`, such as `perturbations`.
 
     Example:
     ```python
@@ -43,7 +44,7 @@ class PGD(Attack):
     def __init__(
         self,
         model: keras.Model,
-        norm: int | str = "inf",
+        norm: int | str | None = None,
         *,
         steps: int = 40,
         step_size: float | None = None,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import tensorflow as tf
 
-from keras_rub.uncertainty import PerturbationSet
+from keras_rub.perturbations import PerturbationSet
 
 # The search for the multiplier ends when the size is this near to the radius,
 # relatively, or after so many rounds.

@@ -12,10 +12,10 @@ import numpy as np
 from keras_rub import checks
 from keras_rub.attacks.adaptive_pgd import AdaptivePGD
 from keras_rub.attacks.attack import Attack, check_radii
-from keras_rub.attacks.foolbox_attack import FoolboxAttack
+from keras_rub.attacks.foolbox_attack import FoolboxAttack, can_respect
 from keras_rub.attacks.pgd import PGD
 from keras_rub.classifier import base_of
-from keras_rub.uncertainty import PerturbationSet
+from keras_rub.perturbations import PerturbationSet, attacker_of
 
 _MAKERS = {
     "foolbox-fgm": lambda *args, **kw: FoolboxAttack(*args, kind="fgm", **kw),
@@ -58,8 +58,9 @@ def names_of(attacks: str | Iterable[str]) -> tuple[str, ...]:
 def make(
     name: str,
     model: keras.Model,
-    norm: int | str = "inf",
+    norm: int | str | None = None,
     *,
+    perturbations: PerturbationSet | None = None,
     input_range: tuple[Any, Any] | None = None,
     mask: Any = None,
     weights: Any = None,
@@ -73,37 +74,30 @@ def make(
     Args:
         name: one of `keras_rub.attacks.NAMES`.
         model: a robust model or any built Keras classifier with logits.
-        norm: 1, 2 or `"inf"`. Defaults to `"inf"`.
-        input_range: pair `(low, high)`, or `None`. Defaults to `None`.
-        mask: boolean array, or `None`. Defaults to `None`.
-        weights: positive array, or `None`. Defaults to `None`.
+        norm: as in `Attack`.
+        perturbations: as in `Attack`.
+        input_range: as in `Attack`.
+        mask: as in `Attack`.
+        weights: as in `Attack`.
         **kwargs: other arguments of the attack.
     """
     (name,) = names_of(name)
     if name in PAPER:
-        if mask is not None or weights is not None:
-            raise ValueError(
-                f"{name} runs in foolbox, which knows neither `mask` nor "
-                "`weights`. Use pgd or apgd-ce."
-            )
         kwargs.pop("seed", None)
-    else:
-        kwargs.update(mask=mask, weights=weights)
-    limits = PerturbationSet(
-        norm, mask=mask, weights=weights, input_range=input_range
+    attacker = attacker_of(
+        model,
+        perturbations,
+        default_norm="inf",
+        norm=norm,
+        input_range=input_range,
+        mask=mask,
+        weights=weights,
     )
-    others = {
-        key: value
-        for key, value in kwargs.items()
-        if key not in ("mask", "weights")
-    }
-    key = (name, repr(limits.get_config()), repr(sorted(others.items())))
+    key = (name, attacker.key, repr(sorted(kwargs.items())))
     # Kept with the model, past Keras's tracking, so that it lives as long.
     known = base_of(model).__dict__.setdefault("_keras_rub_attacks", {})
     if key not in known:
-        known[key] = _MAKERS[name](
-            model, norm, input_range=input_range, **kwargs
-        )
+        known[key] = _MAKERS[name](model, perturbations=attacker, **kwargs)
     return known[key]
 
 
@@ -112,14 +106,15 @@ class Suite:
 
     Args:
         model: a robust model or any built Keras classifier with logits.
-        norm: 1, 2 or `"inf"`. Defaults to `"inf"`.
+        norm: as in `Attack`.
         attacks: `"paper"`, `"strong"`, or a list of names. Foolbox's attacks
             are left out of `"strong"` where there is a mask or weights, or a
             range for each feature, which they can't respect. Defaults to
             `"strong"`.
-        input_range: pair `(low, high)`, or `None`. Defaults to `None`.
-        mask: boolean array, or `None`. Defaults to `None`.
-        weights: positive array, or `None`. Defaults to `None`.
+        perturbations: as in `Attack`.
+        input_range: as in `Attack`.
+        mask: as in `Attack`.
+        weights: as in `Attack`.
         **kwargs: `batch_size` and `seed` of the attacks.
 
     Example:
@@ -132,32 +127,29 @@ class Suite:
     def __init__(
         self,
         model: keras.Model,
-        norm: int | str = "inf",
+        norm: int | str | None = None,
         attacks: str | Iterable[str] = "strong",
         *,
+        perturbations: PerturbationSet | None = None,
         input_range: tuple[Any, Any] | None = None,
         mask: Any = None,
         weights: Any = None,
         **kwargs: Any,
     ):
         names = names_of(attacks)
-        plain = (
-            mask is None
-            and weights is None
-            and not any(map(np.ndim, input_range or ()))
+        attacker = attacker_of(
+            model,
+            perturbations,
+            default_norm="inf",
+            norm=norm,
+            input_range=input_range,
+            mask=mask,
+            weights=weights,
         )
-        if attacks == "strong" and not plain:
+        if attacks == "strong" and not can_respect(attacker):
             names = tuple(name for name in names if name not in PAPER)
         self.attacks = {
-            name: make(
-                name,
-                model,
-                norm,
-                input_range=input_range,
-                mask=mask,
-                weights=weights,
-                **kwargs,
-            )
+            name: make(name, model, perturbations=attacker, **kwargs)
             for name in names
         }
 

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from keras_rub.bounds import screening
 from keras_rub.bounds.program import Convex
-from keras_rub.bounds.rub import VertexBound, WorstCase
+from keras_rub.bounds.vertices import VertexBound, WorstCase
 from keras_rub.tracing import compiled
 
 # Rounds of: descend on the working set, then add the vertices that became
@@ -96,7 +96,7 @@ class LineOptimiser:
 
     def _scan_traced(self, x, labels, rho, columns, choices):
         bound = self._make_bound(x, labels, rho, choices)
-        worst = bound.worst_case("all")
+        worst = bound.worst_case()
         vertices = tf.gather(worst.vertices, columns[:, None], batch_dims=1)
         return _column(worst.margins, columns), vertices[:, 0]
 

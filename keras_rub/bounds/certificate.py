@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from keras_rub.perturbations import PerturbationSet
+
 
 @dataclasses.dataclass(frozen=True, repr=False, eq=False)
 class Certificate:
@@ -21,7 +23,7 @@ class Certificate:
         predicted: int array [n]. The class predicted for the clean input.
         labels: int array [n]. The class that was certified.
         rho: float, or array [n] of one radius a sample.
-        norm: 1, 2 or `"inf"`.
+        perturbations: the attacker.
         method: the method that was asked for.
         decided_by: string array [n]. The part of the method that proved the
             sample, `""` where none did.
@@ -32,9 +34,14 @@ class Certificate:
     predicted: np.ndarray
     labels: np.ndarray
     rho: float | np.ndarray
-    norm: int | str
+    perturbations: PerturbationSet
     method: str
     decided_by: np.ndarray
+
+    @property
+    def norm(self) -> int | str:
+        """The attacker's norm: 1, 2 or `"inf"`."""
+        return self.perturbations.norm
 
     @property
     def clean_accuracy(self) -> float:
@@ -54,6 +61,7 @@ class Certificate:
         return {
             "method": self.method,
             "norm": self.norm,
+            "perturbations": self.perturbations.get_config(),
             "rho": np.asarray(self.rho, "float64").tolist(),
             "samples": len(self),
             "clean_accuracy": self.clean_accuracy,
@@ -69,7 +77,8 @@ class Certificate:
         rho = np.asarray(self.rho)
         radius = f"{rho:g}" if rho.ndim == 0 else "one a sample"
         return (
-            f"Certificate(method={self.method!r}, norm={self.norm!r}, "
+            f"Certificate(method={self.method!r}, "
+            f"perturbations={self.perturbations!r}, "
             f"rho={radius}, samples={len(self)}, "
             f"clean accuracy={self.clean_accuracy:.2%}, "
             f"certified accuracy={self.certified_accuracy:.2%})"
@@ -109,9 +118,8 @@ class CertificateTable(Sequence):
     def __repr__(self) -> str:
         first = self[0]
         lines = [
-            f"method={first.method!r}, norm={first.norm!r}, "
-            f"{len(first)} samples, clean accuracy "
-            f"{first.clean_accuracy:.2%}",
+            f"method={first.method!r}, attacker {first.perturbations}",
+            f"{len(first)} samples, clean accuracy {first.clean_accuracy:.2%}",
             f"{'rho':>10s}  certified",
         ]
         lines += [

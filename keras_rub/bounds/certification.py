@@ -10,10 +10,12 @@ import numpy as np
 import tensorflow as tf
 
 from keras_rub import checks
+from keras_rub.bounds import methods
+from keras_rub.bounds.cascade import Cascade
 from keras_rub.bounds.certificate import Certificate, CertificateTable
-from keras_rub.bounds.engine import Engine, engine_of
+from keras_rub.bounds.compiled import CompiledBounds, compiled_bounds
+from keras_rub.perturbations import PerturbationSet, attacker_of, check_rho
 from keras_rub.progress import Progress
-from keras_rub.uncertainty import check_rho
 
 
 def certify(
@@ -22,7 +24,8 @@ def certify(
     y: Any = None,
     *,
     rho: Any,
-    norm: int | str = 1,
+    perturbations: PerturbationSet | None = None,
+    norm: int | str | None = None,
     method: str = "auto",
     input_range: tuple[Any, Any] | None = None,
     mask: Any = None,
@@ -59,14 +62,19 @@ def certify(
             model's own predictions.
         rho: float; a list or tuple of radii, for a table; or an array [n],
             one radius a sample. In the units of the model's input.
-        norm: 1, 2 or `"inf"`. Defaults to `1`.
+        perturbations: `PerturbationSet`, or `None`. The whole attacker.
+            Defaults to `None`: that of a robust model, as it was trained;
+            for any other model the L1 ball.
+        norm: 1, 2 or `"inf"`. Shorthand, as are `input_range`, `mask` and
+            `weights`: each takes the place of that part of the attacker.
+            Defaults to `None`.
         method: see the table. Defaults to `"auto"`.
-        input_range: pair `(low, high)`, or `None`. The valid inputs, which an
-            attack can't leave. Defaults to `None`.
-        mask: boolean array that broadcasts to one input, or `None`. The
-            features that may change. Defaults to `None`, all of them.
-        weights: positive array that broadcasts to one input, or `None`. The
-            cost of moving each feature by one unit. Defaults to `None`.
+        input_range: pair `(low, high)`. The valid inputs, which an attack
+            can't leave. Defaults to `None`.
+        mask: boolean array that broadcasts to one input. The features that
+            may change. Defaults to `None`.
+        weights: positive array that broadcasts to one input. The cost of
+            moving each feature by one unit. Defaults to `None`.
         decide_only: bool. Stop working on a sample as soon as its
             certificate is decided. `certified` is the same and comes
             faster; a margin is then any upper bound, infinite where a
@@ -88,30 +96,31 @@ def certify(
     print(result.certified_accuracy)
     ```
     """
-    engine = engine_of(
+    attacker = attacker_of(
         model,
-        norm,
+        perturbations,
+        norm=norm,
         mask=mask,
         weights=weights,
         input_range=input_range,
-        dtype=dtype,
-        memory_budget=memory_budget,
     )
-    engine.check_method(method)
+    cascade = _cascade(
+        model, attacker, method, dtype, memory_budget, decide_only
+    )
     several = isinstance(rho, (list, tuple))
     radii = [check_rho(r) for r in rho] if several else [_radius_or_radii(rho)]
     if not radii:
         raise ValueError("`rho` must hold at least one radius.")
     parts = [[] for _ in radii]
     with checks.clear_errors():
-        for batch, labels, where in _batches(engine, x, y, batch_size, verbose):
+        for batch, labels, where in _batches(
+            cascade.bounds, x, y, batch_size, verbose
+        ):
             for radius, found in zip(radii, parts, strict=True):
-                some = _of_batch(radius, where, engine.dtype)
-                found.append(
-                    engine.run(batch, labels, some, method, decide_only)
-                )
+                some = _of_batch(radius, where, cascade.bounds.dtype)
+                found.append(cascade.run(batch, labels, some))
     certificates = [
-        _join(found, rho=radius, norm=engine.perturbations.norm, method=method)
+        _join(found, rho=radius, perturbations=attacker, method=method)
         for radius, found in zip(radii, parts, strict=True)
     ]
     return CertificateTable(certificates) if several else certificates[0]
@@ -122,7 +131,8 @@ def certified_radius(
     x: Any,
     y: Any = None,
     *,
-    norm: int | str = 1,
+    perturbations: PerturbationSet | None = None,
+    norm: int | str | None = None,
     method: str = "auto",
     tolerance: float = 0.01,
     max_radius: float = 1e3,
@@ -145,7 +155,8 @@ def certified_radius(
         x: array [n, *features], or a `tf.data.Dataset`.
         y: class numbers [n] or one-hot rows [n, K], or `None`, the model's
             own predictions. Defaults to `None`.
-        norm: 1, 2 or `"inf"`. Defaults to `1`.
+        perturbations: as in `keras_rub.certify`.
+        norm: as in `keras_rub.certify`.
         method: as in `keras_rub.certify`. Defaults to `"auto"`.
         tolerance: float. The radius returned is certified, and within this
             fraction of one that is not. Defaults to `0.01`.
@@ -162,23 +173,22 @@ def certified_radius(
     Returns:
         Float array [n], 0 for a sample that is misclassified.
     """
-    engine = engine_of(
+    attacker = attacker_of(
         model,
-        norm,
+        perturbations,
+        norm=norm,
         mask=mask,
         weights=weights,
         input_range=input_range,
-        dtype=dtype,
-        memory_budget=memory_budget,
     )
-    engine.check_method(method)
+    cascade = _cascade(model, attacker, method, dtype, memory_budget)
     check_search(tolerance, max_radius)
     radii = []
     with checks.clear_errors():
-        for batch, labels, _ in _batches(engine, x, y, batch_size, verbose):
-            radii.append(
-                engine.radius(batch, labels, method, tolerance, max_radius)
-            )
+        for batch, labels, _ in _batches(
+            cascade.bounds, x, y, batch_size, verbose
+        ):
+            radii.append(cascade.radius(batch, labels, tolerance, max_radius))
     return np.concatenate(radii)
 
 
@@ -193,37 +203,14 @@ def check_search(tolerance: float, max_radius: float) -> None:
         raise ValueError("`max_radius` must be above 0. Received: 0")
 
 
-def in_graph_certified(
-    base: keras.Model,
-    x: tf.Tensor,
-    labels: tf.Tensor,
-    rho: float,
-    norm: int | str,
-    method: str,
-) -> tf.Tensor:
-    """Which samples of a batch are certified, as part of a traced step.
-
-    Args:
-        base: built Sequential or Functional model that returns logits.
-        x: float32 tensor [batch, *features].
-        labels: int tensor [batch].
-        rho: float. The radius.
-        norm: 1, 2 or `"inf"`.
-        method: `"rub"`, `"crown"` or `"coap"`.
-
-    Returns:
-        Boolean tensor [batch].
-    """
-    engine = engine_of(base, norm)
-    engine.check_method(method)
-    radii = tf.fill(tf.shape(labels), tf.constant(rho, tf.float32))
-    if method == "rub":
-        margins, _ = engine.rub(x, labels, radii)
-    else:
-        margins = engine.crown if method == "crown" else engine.coap
-        margins = margins(x, labels, radii)
-    allowance = engine.allowance(x, labels, radii)
-    return tf.reduce_all(margins < -allowance, axis=-1)
+def _cascade(
+    model, attacker, method, dtype, memory_budget, decide_only=False
+) -> Cascade:
+    found = methods.find(method, attacker.norm)
+    bounds = compiled_bounds(
+        model, attacker, dtype=dtype, memory_budget=memory_budget
+    )
+    return Cascade(bounds, found, decide_only)
 
 
 # Arguments --------------------------------------------------------------------
@@ -274,7 +261,7 @@ def _of_batch(radius, where: slice, dtype) -> np.ndarray:
 
 
 def _batches(
-    engine: Engine, x, y, batch_size: int, verbose
+    bounds: CompiledBounds, x, y, batch_size: int, verbose
 ) -> Iterator[tuple[np.ndarray, np.ndarray, slice]]:
     """Checked batches of inputs and labels, with a progress bar."""
     if batch_size < 1:
@@ -297,7 +284,7 @@ def _batches(
                 f"Received: {len(x)} and {len(np.asarray(y))}"
             )
         source, total = _from_arrays(x, y, batch_size), len(x)
-    expected = engine.logits.input_signature[0].shape[1:]
+    expected = bounds.input_shape
     progress = Progress(total, verbose)
     done = 0
     for some_x, some_y in source:
@@ -306,16 +293,16 @@ def _batches(
                 f"`x` must have the shape [n, {', '.join(map(str, expected))}]"
                 f". Received: shape {some_x.shape}"
             )
-        some_x = some_x.astype(engine.dtype.as_numpy_dtype)
+        some_x = some_x.astype(bounds.dtype.as_numpy_dtype)
         checks.require_finite(tf.constant(some_x))
         checks.require_in_range(
-            tf.constant(some_x), engine.perturbations.input_range
+            tf.constant(some_x), bounds.perturbations.input_range
         )
         if some_y is None:
-            labels = engine.logits(some_x).numpy().argmax(axis=-1)
+            labels = bounds.logits(some_x).numpy().argmax(axis=-1)
         else:
             labels = checks.class_labels(
-                some_y, engine.network.num_classes
+                some_y, bounds.problem.program.num_classes
             ).numpy()
         yield some_x, labels.astype("int32"), slice(done, done + len(some_x))
         done += len(some_x)

@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
-from keras_rub.bounds.majorant import Classes
-from keras_rub.uncertainty import PerturbationSet
+from keras_rub.bounds.competitors import Competitors
+from keras_rub.perturbations import PerturbationSet
 
 _LOGGER = logging.getLogger("keras_rub")
 
@@ -42,18 +42,14 @@ def first_order_margins(
     with tf.GradientTape(persistent=True) as tape:
         tape.watch(x)
         logits = tf.cast(network(x), tf.float32)
-        classes = Classes(labels, logits.shape[-1])
-        margins = classes.to_competitors(logits) - tf.gather(
-            logits, labels[:, None], batch_dims=1
-        )
+        competitors = Competitors(labels, logits.shape[-1])
+        margins = competitors.margins(logits)
         rows = tf.unstack(margins, axis=1)
     jacobian = _jacobian(tape, margins, rows, x)
     shape = tuple(x.shape[1:])
-    steepest = perturbations.dual_norm(
-        perturbations.scale_gradient(jacobian, shape)
-    )
+    steepest = perturbations.support(jacobian, shape)
     rho = tf.reshape(tf.cast(rho, steepest.dtype), [-1, 1])
-    return classes.to_classes(margins + rho * steepest)
+    return competitors.to_classes(margins + rho * steepest)
 
 
 def _jacobian(tape, margins, rows, x) -> tf.Tensor:

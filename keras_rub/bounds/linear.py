@@ -13,9 +13,10 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from keras_rub.bounds.majorant import Classes, first_maximum
+from keras_rub.bounds.competitors import Competitors
+from keras_rub.bounds.majorant import first_maximum
 from keras_rub.bounds.program import Affine, Convex, Operation, Program
-from keras_rub.uncertainty import PerturbationSet
+from keras_rub.perturbations import PerturbationSet
 
 KINDS = ("crown", "coap")
 
@@ -81,17 +82,17 @@ class LinearRelaxation:
         for operation in program.operations:
             self._bound_output(operation)
 
-    def margins(self, classes: Classes) -> tf.Tensor:
+    def margins(self, competitors: Competitors) -> tf.Tensor:
         """Upper bounds [batch, K - 1] of the margins, by competitor."""
-        rows = tf.cast(classes.seeds, self.x.dtype)
+        rows = tf.cast(competitors.seeds, self.x.dtype)
         return self._substitute(self.program.output, rows)
 
     # Ranges of the values ----------------------------------------------------
 
     def _input_interval(self) -> Interval:
         shape = tuple(self.x.shape[1:])
-        reach = self.rho[:, None] * self.perturbations.scale_gradient(
-            tf.ones([1, _size(self.x)], self.x.dtype), shape
+        reach = self.rho[:, None] * tf.constant(
+            self.perturbations.reach(shape)[None], self.x.dtype
         )
         reach = tf.reshape(reach, tf.shape(self.x))
         room = self.perturbations.room(self.x)
@@ -236,9 +237,7 @@ class LinearRelaxation:
                 index, tf.reshape(rows, [1, chunk, *shape])
             )
             flat = tf.reshape(rows, [1, chunk, _size(self.x)])
-            return self.perturbations.dual_norm(
-                self.perturbations.scale_gradient(flat, tuple(self.x.shape[1:]))
-            )[0]
+            return self.perturbations.support(flat, tuple(self.x.shape[1:]))[0]
 
         reached = tf.map_fn(
             reach,
@@ -372,9 +371,7 @@ class LinearRelaxation:
         limited = self.perturbations.input_range is not None
         bounds = []
         if not limited or self.perturbations.norm != "inf":
-            steepest = self.perturbations.dual_norm(
-                self.perturbations.scale_gradient(flat, tuple(self.x.shape[1:]))
-            )
+            steepest = self.perturbations.support(flat, tuple(self.x.shape[1:]))
             bounds.append(rho * steepest)
         if limited:
             # The box that the valid range and the largest moves leave.

@@ -9,12 +9,12 @@ then costs two products in place of four.
 from __future__ import annotations
 
 import copy
-import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import tensorflow as tf
 
+from keras_rub.bounds.competitors import Competitors
 from keras_rub.bounds.program import (
     Affine,
     Convex,
@@ -50,41 +50,6 @@ class Majorant(NamedTuple):
         return cls(upper - negative, upper + negative)
 
 
-@dataclasses.dataclass(frozen=True)
-class Classes:
-    """The K - 1 classes that compete with the label, sample by sample.
-
-    Competitor j of a sample with label y is the class (y + 1 + j) mod K. All
-    bounds are computed in this order, because the label's own margin is 0 and
-    needs no work.
-    """
-
-    labels: tf.Tensor  # [batch], int32
-    num_classes: int
-
-    @property
-    def seeds(self) -> tf.Tensor:
-        """Rows `e_k - e_y` of the competitors k: [batch, K - 1, K]."""
-        steps = tf.range(1, self.num_classes, dtype=tf.int32)
-        others = (self.labels[:, None] + steps[None]) % self.num_classes
-        return tf.one_hot(others, self.num_classes) - tf.one_hot(
-            self.labels[:, None], self.num_classes
-        )
-
-    def to_classes(self, competitors: tf.Tensor) -> tf.Tensor:
-        """[batch, K - 1] by competitor -> [batch, K] by class, 0 at y."""
-        padded = tf.pad(competitors, [[0, 0], [1, 0]])
-        classes = tf.range(self.num_classes, dtype=tf.int32)
-        order = (classes[None] - self.labels[:, None]) % self.num_classes
-        return tf.gather(padded, order, batch_dims=1)
-
-    def to_competitors(self, margins: tf.Tensor) -> tf.Tensor:
-        """[batch, K] by class -> [batch, K - 1] by competitor."""
-        steps = tf.range(1, self.num_classes, dtype=tf.int32)
-        others = (self.labels[:, None] + steps[None]) % self.num_classes
-        return tf.gather(margins, others, batch_dims=1)
-
-
 class Relaxation:
     """A program, made ready for one batch: all that the clean inputs decide.
 
@@ -96,7 +61,7 @@ class Relaxation:
     Args:
         program: the network.
         x: tensor [batch, *features]. The clean inputs.
-        classes: their labels.
+        competitors: the classes that compete with their labels.
         choices: dict from an operation's output to the parameters of its
             lines, or `None`. Any choice is sound. Defaults to `None`, the
             lines that touch at the clean inputs, as in the paper.
@@ -106,11 +71,11 @@ class Relaxation:
         self,
         program: Program,
         x: tf.Tensor,
-        classes: Classes,
+        competitors: Competitors,
         choices: Mapping[int, tf.Tensor] | None = None,
     ):
         self.program = program
-        self.classes = classes
+        self.competitors = competitors
         self.suffix = program.suffix()
         self.body = [
             operation
@@ -151,9 +116,9 @@ class Relaxation:
         Merging all affine maps up to the output before their absolute value
         is taken gives the tightest bound.
         """
-        seeds = tf.cast(self.classes.seeds, self.values[0].dtype)
+        seeds = tf.cast(self.competitors.seeds, self.values[0].dtype)
         batch, competitors = tf.shape(seeds)[0], seeds.shape[1]
-        seeds = tf.reshape(seeds, [-1, self.classes.num_classes])
+        seeds = tf.reshape(seeds, [-1, self.competitors.num_classes])
         zeros = {
             index: tf.zeros(
                 tf.concat(

@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from keras_rub.bounds import screening
+from keras_rub.bounds.first_layer import WIDEST_MATRIX, matrix_of
 from keras_rub.bounds.linear import Interval, convex_lines
+from keras_rub.bounds.linearised import dense_scores, linearise
 from keras_rub.bounds.program import Affine, Convex
+from keras_rub.bounds.vertices import VertexBound
 
 
-def can_prune(bound) -> bool:
+def can_prune(bound: VertexBound) -> bool:
     """Whether the network is a chain that is narrow enough."""
-    if bound.start is None or not screening.reads_once(bound.start):
+    if bound.start is None or not bound.start.is_read_once:
         return False
     value = bound.start.value
     for operation in bound.start.rest:
@@ -24,22 +26,22 @@ def can_prune(bound) -> bool:
         if (
             not isinstance(operation, (Affine, Convex))
             or operation.inputs != (value,)
-            or tf.TensorShape(shape).num_elements() > screening.WIDEST_MATRIX
+            or tf.TensorShape(shape).num_elements() > WIDEST_MATRIX
         ):
             return False
         value = operation.output
     return True
 
 
-def upper_margins(bound) -> tf.Tensor:
+def upper_margins(bound: VertexBound) -> tf.Tensor:
     """Upper bounds [batch, V, K - 1] of the margins at every vertex."""
-    linear = screening.linearise(
+    linear = linearise(
         bound.relaxation, bound.start.value, bound.start.rest, _chords(bound)
     )
-    return linear.margins[:, None] + screening.dense_scores(bound, linear)
+    return linear.margins[:, None] + dense_scores(bound, linear)
 
 
-def _chords(bound) -> dict[int, tuple[tf.Tensor, tf.Tensor]]:
+def _chords(bound: VertexBound) -> dict[int, tuple[tf.Tensor, tf.Tensor]]:
     """Lines above the activations over what the vertices reach.
 
     Each value is split into its linear part, which follows the lines that
@@ -58,7 +60,7 @@ def _chords(bound) -> dict[int, tuple[tf.Tensor, tf.Tensor]]:
     chords = {}
     for operation in start.rest:
         if isinstance(operation, Affine):
-            matrix = screening.matrix_of(
+            matrix = matrix_of(
                 [operation], source, operation.output, relaxation.values
             )
             if slope is not None:

@@ -10,9 +10,9 @@ from __future__ import annotations
 import numpy as np
 import tensorflow as tf
 
-from keras_rub.bounds import screening
+from keras_rub.bounds.first_layer import first_layer
 from keras_rub.bounds.majorant import Relaxation
-from keras_rub.uncertainty import PerturbationSet
+from keras_rub.perturbations import PerturbationSet
 
 
 def allowance(
@@ -30,17 +30,13 @@ def allowance(
     """
     x = relaxation.values[0]
     shape = tuple(x.shape[1:])
-    start = screening.first_layer(relaxation)
+    start = first_layer(relaxation)
     if start is None:
-        size = tf.TensorShape(shape).num_elements()
-        ones = tf.ones([1, size], x.dtype)
-        moves = perturbations.scale_gradient(ones, shape)
+        moves = tf.constant(perturbations.reach(shape)[None], x.dtype)
         index, clean = 0, x
     else:
         rows = tf.transpose(start.response)
-        moves = perturbations.dual_norm(
-            perturbations.scale_gradient(rows, shape)
-        )[None]
+        moves = perturbations.support(rows, shape)[None]
         index, clean = start.value, start.clean
     reach = tf.reshape(rho[:, None] * moves, tf.shape(clean))
     epsilon = float(np.finfo(x.dtype.as_numpy_dtype).eps)

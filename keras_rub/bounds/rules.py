@@ -12,12 +12,8 @@ import tensorflow as tf
 from keras import layers, ops
 
 from keras_rub.bounds import activations
-from keras_rub.bounds.program import (
-    Symbol,
-    affine,
-    register_rule,
-    unsupported,
-)
+from keras_rub.bounds.lowering import register_rule, unsupported
+from keras_rub.bounds.program import Symbol, affine
 
 
 def _like(weight, tensor: tf.Tensor) -> tf.Tensor:

@@ -8,7 +8,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_rub.uncertainty import PerturbationSet, check_rho, flat_size
+from keras_rub.perturbations import PerturbationSet, check_rho, flat_size
 
 
 @keras.saving.register_keras_serializable("keras_rub")

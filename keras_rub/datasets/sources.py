@@ -11,19 +11,13 @@ import urllib.parse
 import zipfile
 
 import numpy as np
-from sklearn import datasets as embedded
-from sklearn.model_selection import train_test_split
 
 from keras_rub.datasets.dataset import RawData
 
 ENVIRONMENT_VARIABLE = "KERAS_RUB_DATA"
 
-EMBEDDED = {
-    "digits": embedded.load_digits,
-    "iris": embedded.load_iris,
-    "wine": embedded.load_wine,
-    "breast_cancer": embedded.load_breast_cancer,
-}
+# Sets that come with scikit-learn.
+EMBEDDED = ("digits", "iris", "wine", "breast_cancer")
 
 # Of the test images and labels, as unsigned bytes.
 _IMAGE_DIGESTS = {
@@ -109,7 +103,9 @@ def data_folder(data_dir: str | os.PathLike | None) -> pathlib.Path | None:
 
 def read_embedded(name: str) -> RawData:
     """A set that comes with scikit-learn; 80/20, the same way each time."""
-    bunch = EMBEDDED[name]()
+    from sklearn import datasets as embedded  # slow to import
+
+    bunch = getattr(embedded, f"load_{name}")()
     names = tuple(str(feature) for feature in bunch.feature_names)
     return _split(
         bunch.data,
@@ -296,6 +292,8 @@ def _no_download(name, error) -> str:
 
 def _split(x, y, **about) -> RawData:
     """80/20, stratified where each class allows; the same way each time."""
+    from sklearn.model_selection import train_test_split  # slow to import
+
     counts = np.bincount(y)
     rest_x, test_x, rest_y, test_y = train_test_split(
         x,

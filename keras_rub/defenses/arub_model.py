@@ -7,8 +7,12 @@ from typing import Any
 import keras
 
 from keras_rub.bounds.first_order import first_order_margins
-from keras_rub.defenses.robust_model import MarginModel, Schedule
-from keras_rub.uncertainty import PerturbationSet
+from keras_rub.defenses.robust_model import (
+    MarginModel,
+    Schedule,
+    attacker_without_range,
+)
+from keras_rub.perturbations import PerturbationSet
 
 
 @keras.saving.register_keras_serializable("keras_rub")
@@ -34,6 +38,8 @@ class ARUBModel(MarginModel):
             features that may change. Defaults to `None`, all of them.
         weights: positive array that broadcasts to one input, or `None`. The
             cost of moving each feature by one unit. Defaults to `None`.
+        perturbations: `PerturbationSet`, or `None`. The whole attacker, in
+            place of the arguments that name a part of it. Defaults to `None`.
         **kwargs: other `keras.Model` arguments, such as `name`.
 
     Example:
@@ -52,16 +58,22 @@ class ARUBModel(MarginModel):
         self,
         base: keras.Model,
         rho: float | Schedule = 0.1,
-        norm: int | str = "inf",
+        norm: int | str | None = None,
         *,
         mix: float | Schedule = 1.0,
         mask: Any = None,
         weights: Any = None,
+        perturbations: PerturbationSet | None = None,
         **kwargs: Any,
     ):
-        perturbations = PerturbationSet(norm, mask=mask, weights=weights)
         super().__init__(
-            base, rho, mix=mix, perturbations=perturbations, **kwargs
+            base,
+            rho,
+            mix=mix,
+            perturbations=attacker_without_range(
+                perturbations, norm=norm, mask=mask, weights=weights
+            ),
+            **kwargs,
         )
         self.setup()
 

@@ -7,8 +7,12 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_rub.defenses.robust_model import RobustModel, Schedule
-from keras_rub.uncertainty import PerturbationSet
+from keras_rub.defenses.robust_model import (
+    RobustModel,
+    Schedule,
+    attacker_without_range,
+)
+from keras_rub.perturbations import PerturbationSet
 
 
 @keras.saving.register_keras_serializable("keras_rub")
@@ -32,6 +36,8 @@ class BaselineModel(RobustModel):
             features that may change. Defaults to `None`, all of them.
         weights: positive array that broadcasts to one input, or `None`. The
             cost of moving each feature by one unit. Defaults to `None`.
+        perturbations: `PerturbationSet`, or `None`. The whole attacker, in
+            place of the arguments that name a part of it. Defaults to `None`.
         **kwargs: other `keras.Model` arguments, such as `name`.
     """
 
@@ -39,16 +45,22 @@ class BaselineModel(RobustModel):
         self,
         base: keras.Model,
         rho: float | Schedule = 0.1,
-        norm: int | str = "inf",
+        norm: int | str | None = None,
         *,
         mix: float | Schedule = 1.0,
         mask: Any = None,
         weights: Any = None,
+        perturbations: PerturbationSet | None = None,
         **kwargs: Any,
     ):
-        perturbations = PerturbationSet(norm, mask=mask, weights=weights)
         super().__init__(
-            base, rho, mix=mix, perturbations=perturbations, **kwargs
+            base,
+            rho,
+            mix=mix,
+            perturbations=attacker_without_range(
+                perturbations, norm=norm, mask=mask, weights=weights
+            ),
+            **kwargs,
         )
         self.setup()
 
@@ -62,9 +74,7 @@ class BaselineModel(RobustModel):
         # the gradient by one sample's input is its own, equally weighted.
         size = tf.TensorShape(x.shape[1:]).num_elements()
         gradient = tf.reshape(tape.gradient(value, x), [-1, size])
-        steepest = self.perturbations.dual_norm(
-            self.perturbations.scale_gradient(gradient, tuple(x.shape[1:]))
-        )
+        steepest = self.perturbations.support(gradient, tuple(x.shape[1:]))
         penalty = step.rho * tf.reduce_sum(steepest)
         return lambda: loss(outputs) + penalty
 

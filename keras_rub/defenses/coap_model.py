@@ -6,11 +6,9 @@ from typing import Any
 
 import keras
 
-from keras_rub.bounds.linear import LinearRelaxation
-from keras_rub.bounds.majorant import Classes
-from keras_rub.bounds.program import lower
+from keras_rub.bounds.problem import Problem
 from keras_rub.defenses.robust_model import MarginModel, Schedule
-from keras_rub.uncertainty import PerturbationSet
+from keras_rub.perturbations import PerturbationSet, attacker_of
 
 
 @keras.saving.register_keras_serializable("keras_rub")
@@ -39,6 +37,8 @@ class COAPModel(MarginModel):
             features that may change. Defaults to `None`, all of them.
         weights: positive array that broadcasts to one input, or `None`. The
             cost of moving each feature by one unit. Defaults to `None`.
+        perturbations: `PerturbationSet`, or `None`. The whole attacker, in
+            place of the arguments that name a part of it. Defaults to `None`.
         **kwargs: other `keras.Model` arguments, such as `name`.
 
     References:
@@ -50,39 +50,43 @@ class COAPModel(MarginModel):
         self,
         base: keras.Model,
         rho: float | Schedule = 0.1,
-        norm: int | str = "inf",
+        norm: int | str | None = None,
         *,
         mix: float | Schedule = 1.0,
         input_range: tuple[Any, Any] | None = None,
         mask: Any = None,
         weights: Any = None,
+        perturbations: PerturbationSet | None = None,
         **kwargs: Any,
     ):
         super().__init__(
             base,
             rho,
             mix=mix,
-            perturbations=PerturbationSet(
-                norm, mask=mask, weights=weights, input_range=input_range
+            perturbations=attacker_of(
+                None,
+                perturbations,
+                default_norm="inf",
+                norm=norm,
+                mask=mask,
+                weights=weights,
+                input_range=input_range,
             ),
             **kwargs,
         )
-        self._program = None
+        self._problem: Problem | None = None
         self.setup()
 
     def prepare(self):
         super().prepare()
-        if self._program is None:
-            program = lower(self.base)
-            self.perturbations.check_shape(self.base.inputs[0].shape[1:])
-            self._program = program
+        if self._problem is None:
+            self._problem = Problem.of(self.base, self.perturbations)
 
     def robust_outputs(self, x, labels, rho, found):
-        classes = Classes(labels, self.num_classes)
-        relaxation = LinearRelaxation(
-            self._program, x, rho, self.perturbations, "coap", training=True
+        margins = self._problem.linear_margins(
+            x, labels, rho, "coap", training=True
         )
-        return classes.to_classes(relaxation.margins(classes))
+        return self._problem.competitors(labels).to_classes(margins)
 
     def get_config(self):
         return {**super().get_config(), **self.perturbations.get_config()}

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from keras_rub.attacks.ascent import ascend
 from keras_rub.defenses.robust_model import RobustModel, Schedule
-from keras_rub.uncertainty import PerturbationSet
+from keras_rub.perturbations import PerturbationSet, attacker_of
 
 
 @keras.saving.register_keras_serializable("keras_rub")
@@ -42,6 +42,8 @@ class PGDModel(RobustModel):
             features that may change. Defaults to `None`, all of them.
         weights: positive array that broadcasts to one input, or `None`. The
             cost of moving each feature by one unit. Defaults to `None`.
+        perturbations: `PerturbationSet`, or `None`. The whole attacker, in
+            place of the arguments that name a part of it. Defaults to `None`.
         **kwargs: other `keras.Model` arguments, such as `name`.
 
     References:
@@ -53,7 +55,7 @@ class PGDModel(RobustModel):
         self,
         base: keras.Model,
         rho: float | Schedule = 0.1,
-        norm: int | str = "inf",
+        norm: int | str | None = None,
         *,
         mix: float | Schedule = 1.0,
         steps: int = 10,
@@ -63,6 +65,7 @@ class PGDModel(RobustModel):
         input_range: tuple[Any, Any] | None = None,
         mask: Any = None,
         weights: Any = None,
+        perturbations: PerturbationSet | None = None,
         **kwargs: Any,
     ):
         for name, value in (("steps", steps), ("restarts", restarts)):
@@ -79,8 +82,14 @@ class PGDModel(RobustModel):
             base,
             rho,
             mix=mix,
-            perturbations=PerturbationSet(
-                norm, mask=mask, weights=weights, input_range=input_range
+            perturbations=attacker_of(
+                None,
+                perturbations,
+                default_norm="inf",
+                norm=norm,
+                mask=mask,
+                weights=weights,
+                input_range=input_range,
             ),
             **kwargs,
         )
@@ -159,7 +168,7 @@ class FGSMModel(PGDModel):
         self,
         base: keras.Model,
         rho: float | Schedule = 0.1,
-        norm: int | str = "inf",
+        norm: int | str | None = None,
         *,
         steps: int = 1,
         step_size: float = 1.25,

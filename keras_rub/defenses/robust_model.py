@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from keras_rub import checks, classifier
 from keras_rub.metrics import CertifiedAccuracy
-from keras_rub.uncertainty import PerturbationSet, check_rho
+from keras_rub.perturbations import PerturbationSet, attacker_of, check_rho
 
 Schedule = Callable[[Any], Any]
 
@@ -436,6 +436,20 @@ class RobustModel(keras.Model):
         return cls(**config)
 
 
+def attacker_without_range(
+    perturbations: PerturbationSet | None, **shorthand: Any
+) -> PerturbationSet:
+    """The attacker of a defence that can't respect a valid range."""
+    attacker = attacker_of(None, perturbations, default_norm="inf", **shorthand)
+    if attacker.input_range is not None:
+        raise ValueError(
+            "A first-order defence can't respect a valid range: leave "
+            "`input_range` out of the set, or use RUBModel, PGDModel or "
+            f"COAPModel. Received: `perturbations={attacker!r}`"
+        )
+    return attacker
+
+
 def _on_logits(loss):
     if isinstance(loss, str) and loss in _LOGIT_LOSSES:
         return _LOGIT_LOSSES[loss](from_logits=True)
@@ -510,7 +524,7 @@ class MarginModel(RobustModel):
             rho = tf.constant(array)
         with checks.clear_errors():
             x = self._features(x)
-            if not self.built:
+            if self._output_shapes is None:
                 self(x)
             self.prepare()
             labels = checks.class_labels(y, self.num_classes)

@@ -6,9 +6,10 @@ from typing import Any
 
 import keras
 
-from keras_rub.bounds.rub import VertexBound, VertexNetwork
+from keras_rub.bounds import screening
+from keras_rub.bounds.problem import Problem
 from keras_rub.defenses.robust_model import MarginModel, Schedule
-from keras_rub.uncertainty import PerturbationSet
+from keras_rub.perturbations import PerturbationSet, attacker_of
 
 
 @keras.saving.register_keras_serializable("keras_rub")
@@ -38,6 +39,8 @@ class RUBModel(MarginModel):
             features that may change. Defaults to `None`, all of them.
         weights: positive array that broadcasts to one input, or `None`. The
             cost of moving each feature by one unit. Defaults to `None`.
+        perturbations: `PerturbationSet`, or `None`. The whole attacker, in
+            place of the arguments that name a part of it. Defaults to `None`.
         vertices: int or `"all"`. How many vertices a sample to evaluate.
             Defaults to `32`.
         memory_budget: int. Bytes that one chunk of vertices may take.
@@ -66,6 +69,7 @@ class RUBModel(MarginModel):
         input_range: tuple[Any, Any] | None = None,
         mask: Any = None,
         weights: Any = None,
+        perturbations: PerturbationSet | None = None,
         vertices: int | str = 32,
         memory_budget: int = 2**26,
         **kwargs: Any,
@@ -82,41 +86,46 @@ class RUBModel(MarginModel):
                 "`memory_budget` must be a positive number of bytes. "
                 f"Received: `memory_budget={memory_budget!r}`"
             )
+        attacker = attacker_of(
+            None,
+            perturbations,
+            mask=mask,
+            weights=weights,
+            input_range=input_range,
+        )
+        if attacker.norm != 1:
+            raise ValueError(
+                "RUBModel bounds L1 perturbations only; use ARUBModel or "
+                "COAPModel for another norm. "
+                f"Received: `perturbations={attacker!r}`"
+            )
         super().__init__(
             base,
             rho,
             mix=mix,
-            perturbations=PerturbationSet(
-                1, mask=mask, weights=weights, input_range=input_range
-            ),
+            perturbations=attacker,
             **kwargs,
         )
         self.vertices = vertices if vertices == "all" else int(vertices)
         self.memory_budget = int(memory_budget)
-        self._network = None
+        self._problem: Problem | None = None
         self.setup()
 
     def prepare(self):
         super().prepare()
-        if self._network is None:
-            self._network = VertexNetwork.of(self.base, self.perturbations)
-
-    def _bound(self, x, labels, rho) -> VertexBound:
-        return VertexBound(
-            self._network,
-            x,
-            labels,
-            rho,
-            room=self.perturbations.room(x),
-            memory_budget=self.memory_budget,
-        )
+        if self._problem is None:
+            self._problem = Problem.of(
+                self.base, self.perturbations, self.memory_budget
+            )
 
     def search(self, x, labels, rho):
-        return self._bound(x, labels, rho).worst_case(self.vertices)
+        bound = self._problem.vertex_bound(x, labels, rho)
+        return bound.worst_case(screening.candidates(bound, self.vertices))
 
     def robust_outputs(self, x, labels, rho, found):
-        bound = self._bound(x, labels, rho)
-        return bound.relaxation.classes.to_classes(bound.at_worst_case(found))
+        bound = self._problem.vertex_bound(x, labels, rho)
+        competitors = bound.relaxation.competitors
+        return competitors.to_classes(bound.at_worst_case(found))
 
     def get_config(self):
         config = self.perturbations.get_config()

@@ -2,6 +2,6 @@
 
 from keras_rub.evaluation.report import html_report
 from keras_rub.evaluation.result import Evaluation
-from keras_rub.evaluation.runner import evaluate, paper_radius
+from keras_rub.evaluation.runner import evaluate
 
-__all__ = ["Evaluation", "evaluate", "html_report", "paper_radius"]
+__all__ = ["Evaluation", "evaluate", "html_report"]

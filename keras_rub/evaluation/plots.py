@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
-from matplotlib.figure import Figure
 
 from keras_rub.evaluation.result import Evaluation
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 _ATTACKED, _CERTIFIED = "#c0392b", "#1f6f8b"
 _FEATURES = 12  # most features of a table that are drawn
@@ -14,7 +18,7 @@ _FEATURES = 12  # most features of a table that are drawn
 def accuracy_curves(result: Evaluation, title: str = "") -> Figure:
     """Attacked and certified accuracy over the radius, a panel for a norm."""
     count = len(result.norms)
-    figure = Figure(figsize=(4.6 * count, 3.8), layout="constrained")
+    figure = _figure(figsize=(4.6 * count, 3.8), layout="constrained")
     panels = figure.subplots(1, count, squeeze=False, sharey=True)[0]
     for axes, norm in zip(panels, result.norms, strict=True):
         order = np.argsort(result.radii[norm])
@@ -74,7 +78,7 @@ def image_grid(result: Evaluation, norm: int | str) -> Figure:
             "least one kept example; use `feature_changes` for a table."
         )
     count = len(examples)
-    figure = Figure(figsize=(1.5 * count + 0.6, 5.0), layout="constrained")
+    figure = _figure(figsize=(1.5 * count + 0.6, 5.0), layout="constrained")
     grid = figure.subplots(3, count, squeeze=False)
     low = min(float(e["clean"].min()) for e in examples)
     high = max(float(e["clean"].max()) for e in examples)
@@ -133,7 +137,7 @@ def feature_changes(
         str(i) if feature_names is None else str(feature_names[i])
         for i in strongest
     ]
-    figure = Figure(
+    figure = _figure(
         figsize=(6.4, 0.32 * len(names) + 1.5), layout="constrained"
     )
     axes = figure.subplots()
@@ -161,3 +165,9 @@ def feature_changes(
     )
     axes.grid(axis="x", alpha=0.3)
     return figure
+
+
+def _figure(**settings) -> Figure:
+    from matplotlib.figure import Figure  # slow to import, seldom needed
+
+    return Figure(**settings)

@@ -6,16 +6,18 @@ import base64
 import html
 import io
 import platform
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import keras
 import numpy as np
 import tensorflow as tf
-from matplotlib.figure import Figure
 
 from keras_rub.evaluation import plots
 from keras_rub.evaluation.result import Evaluation
 from keras_rub.version import __version__
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto;
@@ -99,6 +101,7 @@ def versions() -> str:
 def _summary(result) -> str:
     text = (
         f"{len(result)} samples, clean accuracy {result.clean_accuracy:.1%}. "
+        f"Attacker: {result.attacker}. "
         "A radius is in the units of the model's input."
     )
     return f"<p>{html.escape(text)}</p>"

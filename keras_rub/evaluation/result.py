@@ -13,6 +13,7 @@ import numpy as np
 
 from keras_rub.attacks import PAPER
 from keras_rub.evaluation import signs
+from keras_rub.perturbations import PerturbationSet
 
 NormName = str  # "1", "2" or "inf": JSON has no other keys than strings
 
@@ -26,6 +27,7 @@ class Evaluation:
         predicted: int array [n]. The classes predicted for the clean inputs.
         radii: dict from the norm (`"1"`, `"2"`, `"inf"`) to its radii, in
             the units of the model's input.
+        perturbations: the attacker; its norm is that of each row.
         standing: dict from the norm to a dict from the attack's name to a
             boolean array [radii, n]: still classified right.
         certified: dict from the norm to a boolean array [radii, n], for the
@@ -38,6 +40,7 @@ class Evaluation:
     labels: np.ndarray
     predicted: np.ndarray
     radii: dict[NormName, list[float]]
+    perturbations: PerturbationSet
     standing: dict[NormName, dict[str, np.ndarray]]
     certified: dict[NormName, np.ndarray]
     signs: signs.Signs
@@ -61,6 +64,12 @@ class Evaluation:
     def attacks(self) -> list[str]:
         """The names of the attacks."""
         return list(next(iter(self.standing.values()), {}))
+
+    @property
+    def attacker(self) -> str:
+        """Whom the figures speak of, in words."""
+        sets = [self.perturbations.with_norm(norm) for norm in self.norms]
+        return "; ".join(map(str, sets))
 
     def worst(self, norm: Any) -> np.ndarray:
         """Which samples no attack broke, at this radius or a smaller one.
@@ -133,6 +142,7 @@ class Evaluation:
             "labels": plain(self.labels),
             "predicted": plain(self.predicted),
             "radii": self.radii,
+            "perturbations": self.perturbations.get_config(),
             "standing": plain(self.standing),
             "certified": plain(self.certified),
             "signs": plain(dataclasses.asdict(self.signs)),
@@ -151,6 +161,7 @@ class Evaluation:
             labels=np.array(state["labels"]),
             predicted=np.array(state["predicted"]),
             radii=state["radii"],
+            perturbations=PerturbationSet.from_config(state["perturbations"]),
             standing={
                 norm: {name: flags(found) for name, found in attacks.items()}
                 for norm, attacks in state["standing"].items()
@@ -187,6 +198,7 @@ class Evaluation:
             labels=join([part.labels for part in parts]),
             predicted=join([part.predicted for part in parts]),
             radii=first.radii,
+            perturbations=first.perturbations,
             standing={
                 norm: {
                     name: join([part.standing[norm][name] for part in parts])
@@ -226,6 +238,7 @@ class Evaluation:
             lines.append(
                 "| " + " | ".join(_cell(row, name) for name in columns) + " |"
             )
+        lines.append(f"\nAttacker: {self.attacker}.")
         lines += [f"\n> Warning: {text}" for text in self.warnings]
         lines += [f"\n> Note: {text}" for text in self.notes]
         return "\n".join(lines) + "\n"
@@ -239,6 +252,7 @@ class Evaluation:
         width = max(10, *(len(name) + 2 for name in columns))
         lines = [
             f"{len(self)} samples, clean accuracy {self.clean_accuracy:.2%}",
+            f"attacker: {self.attacker}",
             "".join(f"{name:>{width}s}" for name in columns),
         ]
         lines += [

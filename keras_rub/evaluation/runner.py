@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -13,15 +12,17 @@ from keras_rub import attacks as attack_module
 from keras_rub import checks
 from keras_rub.attacks.attack import check_radii
 from keras_rub.attacks.suite import names_of
-from keras_rub.bounds import UnsupportedLayerError, certify
-from keras_rub.bounds.engine import METHODS
+from keras_rub.bounds import UnsupportedLayerError, certify, methods
+from keras_rub.classifier import base_of
 from keras_rub.evaluation import signs
 from keras_rub.evaluation.result import Evaluation
+from keras_rub.perturbations import (
+    NORMS,
+    PerturbationSet,
+    attacker_of,
+    canonical_norm,
+)
 from keras_rub.progress import Progress
-from keras_rub.uncertainty import PerturbationSet, canonical_norm, flat_size
-
-# A point may leave the ball by this much, relatively: float32 rounding.
-_SLACK = 1e-4
 
 
 def evaluate(
@@ -30,9 +31,10 @@ def evaluate(
     y: Any,
     *,
     radii: Sequence[float] | dict[Any, Sequence[float]],
-    norms: Iterable[int | str] = (1, 2, "inf"),
+    norms: Iterable[int | str] | None = None,
     attacks: str | Iterable[str] = "paper",
     certificates: bool | str = True,
+    perturbations: PerturbationSet | None = None,
     input_range: tuple[Any, Any] | None = None,
     mask: Any = None,
     weights: Any = None,
@@ -50,18 +52,18 @@ def evaluate(
         radii: list of radii for all norms, or a dict from the norm to its
             own list. A radius means itself, in the units of the model's
             input; see `paper_radius` for the paper's numbers.
-        norms: the norms. Defaults to `(1, 2, "inf")`.
+        norms: list of norms. Defaults to `None`: those of the dict `radii`;
+            else that of `perturbations` or of a robust model; else all three.
         attacks: `"paper"` (foolbox's FGM and PGD), `"strong"` (those, and
             adaptive ones), or a list of `keras_rub.attacks.NAMES`; an empty
             list for none. Defaults to `"paper"`.
         certificates: bool, or a method of `keras_rub.certify`. Whether to
             certify, where the layers allow. Defaults to `True`, `"auto"`.
-        input_range: pair `(low, high)`, or `None`. The valid inputs, for
-            attacks and certificates. Defaults to `None`.
-        mask: boolean array that broadcasts to one input, or `None`. The
-            features that may change. Defaults to `None`.
-        weights: positive array that broadcasts to one input, or `None`. The
-            cost of moving each feature by one unit. Defaults to `None`.
+        perturbations: as in `keras_rub.certify`, for attacks and
+            certificates; its norm counts where `norms` says nothing.
+        input_range: as in `keras_rub.certify`.
+        mask: as in `keras_rub.certify`.
+        weights: as in `keras_rub.certify`.
         examples: int. Attacked samples to keep for pictures. Defaults to
             `6`.
         batch_size: int. Samples that are attacked together. Defaults to
@@ -81,28 +83,39 @@ def evaluate(
     print(result)
     ```
     """
-    norms = [canonical_norm(norm) for norm in norms]
-    if not norms:
-        raise ValueError("`norms` must hold at least one norm. Received: none")
-    radii_of = _radii_by_norm(radii, norms)
+    attacker = attacker_of(
+        model,
+        perturbations,
+        input_range=input_range,
+        mask=mask,
+        weights=weights,
+    )
+    sets = {
+        norm: attacker.with_norm(norm)
+        for norm in _norms(norms, radii, model, perturbations)
+    }
+    radii_of = _radii_by_norm(radii, list(sets))
     method = _method(certificates)
-    limits = {"input_range": input_range, "mask": mask, "weights": weights}
-    options = {**limits, "batch_size": batch_size, "seed": seed}
+    options = {"batch_size": batch_size, "seed": seed}
     suites = {
-        norm: attack_module.Suite(model, norm, attacks, **options).attacks
+        norm: attack_module.Suite(
+            model, attacks=attacks, perturbations=found, **options
+        ).attacks
         if names_of(attacks)
         else {}
-        for norm in norms
+        for norm, found in sets.items()
     }
-    probe = attack_module.make("pgd", model, norms[0], **options)
+    probe = attack_module.make(
+        "pgd", model, perturbations=next(iter(sets.values())), **options
+    )
     with checks.clear_errors():
         x, labels = probe.check_samples(x, y)
         predicted = probe.predict(x)
         tasks = sum(len(suite) for suite in suites.values()) + 1
-        tasks += len(norms) if method else 0
+        tasks += len(sets) if method else 0
         progress = _Tasks(len(x), tasks, verbose)
         standing, kept, certified, notes = {}, {}, {}, []
-        for norm in norms:
+        for norm, found in sets.items():
             standing[str(norm)], kept[str(norm)] = _attack(
                 suites[norm], x, labels, predicted, radii_of[norm],
                 examples, progress,
@@ -110,7 +123,7 @@ def evaluate(
             if method:
                 try:
                     certified[str(norm)] = _certify(
-                        model, x, labels, radii_of[norm], norm, method, limits
+                        model, x, labels, radii_of[norm], found, method
                     )
                 except UnsupportedLayerError as error:
                     notes.append(f"No certificate for L{norm}: {error}")
@@ -119,8 +132,8 @@ def evaluate(
             model,
             x,
             labels,
-            {str(n): PerturbationSet(n, **limits) for n in norms},
-            {str(n): max(radii_of[n]) for n in norms},
+            {str(norm): found for norm, found in sets.items()},
+            {str(norm): max(radii_of[norm]) for norm in sets},
             batch_size,
             seed,
         )
@@ -128,7 +141,8 @@ def evaluate(
     return Evaluation(
         labels=labels,
         predicted=predicted,
-        radii={str(norm): radii_of[norm] for norm in norms},
+        radii={str(norm): radii_of[norm] for norm in sets},
+        perturbations=attacker,
         standing=standing,
         certified=certified,
         signs=found,
@@ -137,32 +151,25 @@ def evaluate(
     )
 
 
-def paper_radius(number: float, norm: int | str, input_shape: Sequence[int]):
-    """The radius that a number of the paper's hyper-parameters means.
-
-    Its code scales the number by the square root of the number of features
-    for L1, so that 0.01 on MNIST is a radius of 0.28, and takes it as it is
-    for the other norms.
-
-    Args:
-        number: float. As given to the paper's code.
-        norm: 1, 2 or `"inf"`.
-        input_shape: the shape of one input.
-    """
-    if canonical_norm(norm) == 1:
-        return number * math.sqrt(flat_size(tuple(input_shape)))
-    return number
+def _norms(norms, radii, model, perturbations) -> list[int | str]:
+    if norms is None:
+        if isinstance(radii, dict):
+            norms = radii
+        elif perturbations is not None:
+            norms = [perturbations.norm]
+        else:
+            norms = [model.norm] if base_of(model) is not model else NORMS
+    norms = [canonical_norm(norm) for norm in norms]
+    if not norms:
+        raise ValueError("`norms` must hold at least one norm. Received: none")
+    return norms
 
 
 def _method(certificates):
     """The name of the bound, or `None`."""
-    method = {True: "auto", False: None}.get(certificates, certificates)
-    if method is not None and method not in METHODS:
-        raise ValueError(
-            f"`certificates` must be True, False or one of {METHODS}. "
-            f"Received: `certificates={certificates!r}`"
-        )
-    return method
+    if isinstance(certificates, bool):
+        return "auto" if certificates else None
+    return methods.find(certificates, argument="certificates").name
 
 
 class _Tasks:
@@ -201,7 +208,7 @@ def _attack(suite, x, labels, predicted, radii, examples, progress):
         stands = []
         for index, (points, rho) in enumerate(zip(found, radii, strict=True)):
             broken = attack.predict(points) != labels
-            broken &= _inside(points, x, rho, attack.perturbations)
+            broken &= attack.perturbations.contains(x, points, rho)
             stands.append(right & ~broken)
             if index == middle:
                 # A point that breaks the sample, else the last attack's.
@@ -228,34 +235,17 @@ def _attack(suite, x, labels, predicted, radii, examples, progress):
     ]
 
 
-def _inside(points, x, rho, perturbations):
-    """Whether each point is in the set, up to rounding."""
-    d = (points - x).reshape(len(x), -1).astype("float64")
-    shape = x.shape[1:]
-    if perturbations.weights is not None:
-        d = d * np.broadcast_to(perturbations.weights, shape).reshape(-1)
-    order = {1: 1, 2: 2, "inf": np.inf}[perturbations.norm]
-    fits = np.linalg.norm(d, order, axis=1) <= rho * (1 + _SLACK) + 1e-9
-    if perturbations.input_range is not None:
-        low, high = perturbations.input_range
-        slack = _SLACK * (np.max(high) - np.min(low))
-        valid = (points >= low - slack) & (points <= high + slack)
-        fits &= valid.reshape(len(x), -1).all(axis=1)
-    return fits
-
-
-def _certify(model, x, labels, radii, norm, method, limits):
-    if norm != 1 and method in ("rub", "alpha-rub"):
-        raise UnsupportedLayerError(f"{method} is for L1 only")
+def _certify(model, x, labels, radii, attacker, method):
+    if attacker.norm not in methods.METHODS[method].norms:
+        raise UnsupportedLayerError(f"{method} can't do this norm")
     table = certify(
         model,
         x,
         labels,
         rho=list(radii),
-        norm=norm,
+        perturbations=attacker,
         method=method,
         decide_only=True,
         verbose=0,
-        **limits,
     )
     return np.stack([certificate.certified for certificate in table])

@@ -14,8 +14,8 @@ from keras_rub.attacks import PAPER, make
 from keras_rub.attacks.ascent import gradient_of
 from keras_rub.attacks.projections import project
 from keras_rub.classifier import base_of, logits_of
+from keras_rub.perturbations import PerturbationSet
 from keras_rub.tracing import compiled
-from keras_rub.uncertainty import PerturbationSet
 
 if TYPE_CHECKING:
     from keras_rub.evaluation.result import Evaluation
@@ -186,8 +186,9 @@ def _survives_huge(model, x, labels, perturbations, batch_size):
     attack = make(
         "pgd",
         model,
-        "inf",
-        input_range=perturbations.input_range,
+        perturbations=PerturbationSet(
+            "inf", input_range=perturbations.input_range
+        ),
         batch_size=batch_size,
     )
     return attack.predict(attack(x, labels, rho)) == labels

@@ -13,8 +13,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from keras_rub.bounds import methods
 from keras_rub.bounds.certification import check_search
-from keras_rub.bounds.engine import METHODS as ALL_METHODS
 from keras_rub.classifier import (
     base_of,
     check_logits,
@@ -22,9 +22,9 @@ from keras_rub.classifier import (
     logits_of,
 )
 from keras_rub.loading import KERAS_COPY
+from keras_rub.perturbations import PerturbationSet, attacker_of
 from keras_rub.serving import server
 from keras_rub.serving.signatures import (
-    METHODS,
     SIGNATURES,
     Certifier,
     predict,
@@ -35,7 +35,6 @@ from keras_rub.serving.versions import (
     list_versions,
     publish,
 )
-from keras_rub.uncertainty import PerturbationSet, canonical_norm
 from keras_rub.version import __version__
 
 # Where the facts about a model lie within its SavedModel.
@@ -48,6 +47,7 @@ def export(
     version: int | None = None,
     signatures: Sequence[str] = SIGNATURES,
     *,
+    perturbations: PerturbationSet | None = None,
     norm: int | str | None = None,
     method: str | None = None,
     input_range: tuple[Any, Any] | None = None,
@@ -87,8 +87,9 @@ def export(
         signatures: which of the table. Certificates need a Sequential or
             Functional model of supported layers; leave them out for others.
             Defaults to all three.
-        norm: 1, 2, `"inf"` or `None`. The norm of the certificates.
-            Defaults to `None`: that of a robust model, else 1.
+        perturbations: as in `keras_rub.certify`: that of a robust model is
+            the default.
+        norm: as in `keras_rub.certify`. Defaults to `None`.
         method: `"rub"` (norm 1), `"crown"`, `"coap"` or `None`. Defaults to
             `None`: `"rub"` for norm 1, else `"crown"`.
         input_range: as in `keras_rub.certify`. Defaults to `None`.
@@ -96,7 +97,8 @@ def export(
         weights: as in `keras_rub.certify`. Defaults to `None`.
         preprocessing: layer or model that is put before the classifier, or
             `None`. The radius, the mask, the weights and the valid range
-            are then in the units of *its* input. Defaults to `None`.
+            are then in the units of *its* input, and those of a robust model
+            must be said anew. Defaults to `None`.
         metadata: dict that JSON can hold, or `None`. What else
             `read_metadata` shall return, such as the data set and the
             accuracies. Defaults to `None`.
@@ -124,10 +126,15 @@ def export(
     signatures = _check_signatures(signatures)
     network = _with_preprocessing(base, preprocessing)
     shape, num_classes = _check_shapes(network)
-    norm, method = _choose_bound(model, norm, method)
-    limits = PerturbationSet(
-        norm, mask=mask, weights=weights, input_range=input_range
+    attacker = attacker_of(
+        _with_own_units(model, preprocessing, perturbations),
+        perturbations,
+        norm=norm,
+        mask=mask,
+        weights=weights,
+        input_range=input_range,
     )
+    bound = methods.find(method, attacker.norm, in_graph=True)
     facts = {
         **_facts_about(model),
         "input_shape": list(shape),
@@ -139,23 +146,20 @@ def export(
         check_search(tolerance, max_radius)
         certifier = Certifier(
             network,
-            norm=norm,
-            method=method,
-            input_range=input_range,
-            mask=mask,
-            weights=weights,
+            perturbations=attacker,
+            method=bound,
             tolerance=tolerance,
             max_radius=float(max_radius),
             memory_budget=memory_budget,
         )
         facts["certificates"] = {
-            **limits.get_config(),
-            "method": method,
+            **attacker.get_config(),
+            "method": bound.name,
             "tolerance": tolerance,
             "max_radius": max_radius,
         }
     facts = _merge(facts, metadata)
-    samples = _warmup_samples(warmup, shape, limits)
+    samples = _warmup_samples(warmup, shape, attacker)
     with hidden_folder(folder) as hidden:
         _save(network, shape, signatures, certifier, hidden)
         _add_files(hidden, folder.name, network, facts, signatures, samples)
@@ -325,23 +329,25 @@ def _check_shapes(network) -> tuple[tuple[int | None, ...], int]:
     return shape, shapes[0][1]
 
 
-def _choose_bound(model, norm, method) -> tuple[int | str, str]:
-    if norm is None:
-        norm = 1 if base_of(model) is model else model.norm
-    norm = canonical_norm(norm)
-    if method is None:
-        method = "rub" if norm == 1 else "crown"
-    if method not in METHODS:
-        searching = method in ALL_METHODS
-        reason = "; the others search, which a graph can't" * searching
+def _with_own_units(model, preprocessing, perturbations):
+    """Whose attacker is meant where the user names none.
+
+    Behind other preprocessing the units are others, so that only the norm of
+    a robust model can be taken over.
+    """
+    if preprocessing is None or perturbations is not None:
+        return model
+    own = attacker_of(model)
+    if own != PerturbationSet(own.norm):
         raise ValueError(
-            f"`method` must be one of {METHODS}{reason}. "
-            f"Received: `method={method!r}`"
+            "The model's own attacker is in the units behind `preprocessing`: "
+            "pass the one that is meant as `perturbations`. "
+            f"Received: a model trained with `perturbations={own!r}`"
         )
-    return norm, method
+    return model
 
 
-def _warmup_samples(warmup, shape, limits) -> np.ndarray | None:
+def _warmup_samples(warmup, shape, attacker) -> np.ndarray | None:
     if warmup is not None:
         samples = np.asarray(warmup, "float32")
         fits = samples.ndim == len(shape) + 1 and all(
@@ -357,6 +363,6 @@ def _warmup_samples(warmup, shape, limits) -> np.ndarray | None:
     if None in shape:
         return None
     samples = np.zeros([1, *shape], "float32")
-    if limits.input_range is not None:
-        samples = np.clip(samples, *limits.input_range).astype("float32")
+    if attacker.input_range is not None:
+        samples = np.clip(samples, *attacker.input_range).astype("float32")
     return samples

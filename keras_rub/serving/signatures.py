@@ -9,29 +9,24 @@ not make the whole batch fail.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_rub.bounds import UnsupportedLayerError
-from keras_rub.bounds.engine import engine_of
-from keras_rub.bounds.majorant import Classes, Relaxation
-from keras_rub.bounds.rub import VertexBound
+from keras_rub.bounds import UnsupportedLayerError, decision
+from keras_rub.bounds.compiled import compiled_bounds
+from keras_rub.bounds.methods import Method
 from keras_rub.classifier import input_shape, logits_of
+from keras_rub.perturbations import PerturbationSet
 
 SIGNATURES = ("serving_default", "certify", "certified_radius")
-METHODS = ("rub", "crown", "coap")
 
 # Samples that are worked on together, if the memory budget allows.
 _MOST_SAMPLES = 64
 
 # Rows that the linear relaxation substitutes at once, at most.
 _MOST_ROWS = 1024
-
-# A certified radius below this is returned as 0.
-_SMALLEST_RADIUS = 1e-9
 
 
 def predict(network: keras.Model, x: tf.Tensor) -> dict[str, tf.Tensor]:
@@ -59,11 +54,8 @@ class Certifier:
     Args:
         network: built Sequential or Functional classifier that returns
             logits, of a fixed input shape.
-        norm: 1, 2 or `"inf"`.
-        method: `"rub"`, `"crown"` or `"coap"`.
-        input_range: as in `keras_rub.certify`.
-        mask: as in `keras_rub.certify`.
-        weights: as in `keras_rub.certify`.
+        perturbations: the attacker.
+        method: one that can be part of a graph.
         tolerance: as in `keras_rub.certified_radius`.
         max_radius: as in `keras_rub.certified_radius`.
         memory_budget: int. Bytes that one chunk of work may take.
@@ -73,31 +65,23 @@ class Certifier:
         self,
         network: keras.Model,
         *,
-        norm: int | str,
-        method: str,
-        input_range: tuple[Any, Any] | None,
-        mask: Any,
-        weights: Any,
+        perturbations: PerturbationSet,
+        method: Method,
         tolerance: float,
         max_radius: float,
         memory_budget: int,
     ):
         _check_fixed_shape(network)
         try:
-            self.engine = engine_of(
-                network,
-                norm,
-                mask=mask,
-                weights=weights,
-                input_range=input_range,
-                memory_budget=memory_budget,
+            self.bounds = compiled_bounds(
+                network, perturbations, memory_budget=memory_budget
             )
         except UnsupportedLayerError as error:
             raise UnsupportedLayerError(
                 f"{error} To serve the model without certificates, export it "
                 'with `signatures=("serving_default",)`.'
             ) from None
-        self.engine.check_method(method)
+        self.bounds.check_memory(method)
         self.method = method
         self.tolerance = tolerance
         self.max_radius = max_radius
@@ -139,10 +123,9 @@ class Certifier:
         x, predicted, labels, usable = self._predict(x)
         usable &= tf.math.is_finite(rho) & (rho >= 0)
         rho = tf.where(usable, rho, 0.0)
-        margins = self._margins(x, labels, rho)
-        allowance = self.engine.allowance(x, labels, rho)
-        # A comparison with NaN is false: NaN certifies nothing.
-        certified = tf.reduce_all(margins < -allowance, axis=-1) & usable
+        margins = self.bounds.margins(self.method)(x, labels, rho)
+        allowance = self.bounds.allowance(x, labels, rho)
+        certified = decision.is_proved(margins, allowance) & usable
         worst = tf.reduce_max(
             tf.where(tf.math.is_nan(margins), np.inf, margins), axis=-1
         )
@@ -150,36 +133,25 @@ class Certifier:
 
     def _radius(self, x):
         x, predicted, labels, usable = self._predict(x)
-        count = tf.shape(labels)
-        # Float64, so that the brackets are those of the Python function.
-        low = tf.zeros(count, tf.float64)
-        high = tf.fill(count, tf.constant(np.inf, tf.float64))
-        guess = tf.fill(
-            count, tf.constant(min(1.0, self.max_radius), tf.float64)
+        decide = self.bounds.decide(self.method)
+        empty = decision.no_witnesses(
+            self.bounds.problem, self.method, tf.shape(labels)[0]
         )
-        open_ = self._decide(x, labels, tf.zeros(count)) & usable
+        start = decide(x, labels, tf.zeros(tf.shape(labels)), empty)
 
-        def step(low, high, guess, open_):
-            rows = tf.where(open_)
-            some = rows[:, 0]
-            certified = self._decide(
-                tf.gather(x, some),
-                tf.gather(labels, some),
-                tf.cast(tf.gather(guess, some), tf.float32),
+        def prove(rows, rho, witnesses):
+            found = decide(
+                tf.gather(x, rows),
+                tf.gather(labels, rows),
+                tf.cast(rho, tf.float32),
+                witnesses,
             )
-            certified = tf.scatter_nd(rows, certified, tf.cast(count, tf.int64))
-            low = tf.where(certified, guess, low)
-            high = tf.where(open_ & ~certified, guess, high)
-            finished = self._is_finished(low, high)
-            return low, high, self._next_guess(low, high), open_ & ~finished
+            return found.proved, found.witnesses
 
-        low, *_ = tf.while_loop(
-            lambda *state: tf.reduce_any(state[-1]),
-            step,
-            (low, high, guess, open_),
-            parallel_iterations=1,
+        radius = decision.largest_radius(
+            prove, start.proved & usable, empty, self.tolerance, self.max_radius
         )
-        return predicted, tf.cast(low, tf.float32)
+        return predicted, tf.cast(radius, tf.float32)
 
     def _predict(self, x):
         """Inputs and labels for the bound, and the answer.
@@ -190,82 +162,35 @@ class Certifier:
         """
         # NaN may vanish in a maximum, and would slow the others down.
         finite = tf.reshape(_all_finite(x), [-1] + [1] * (x.shape.rank - 1))
-        predicted = _class_of(x, self.engine.logits(x))
+        predicted = _class_of(x, self.bounds.logits(x))
         labels = tf.cast(tf.maximum(predicted, 0), tf.int32)
         usable = (predicted >= 0) & self._is_in_range(x)
         return tf.where(finite, x, 0.0), predicted, labels, usable
 
     def _is_in_range(self, x):
-        limits = self.engine.perturbations.input_range
+        limits = self.bounds.perturbations.input_range
         if limits is None:
             return True
         low, high = (tf.constant(end, x.dtype) for end in limits)
         return _for_all_features((x >= low) & (x <= high))
 
-    def _margins(self, x, labels, rho):
-        """Bounds [batch, K - 1] by competitor."""
-        if self.method == "rub":
-            return self.engine.rub(x, labels, rho)[0]
-        return getattr(self.engine, self.method)(x, labels, rho)
-
-    def _decide(self, x, labels, rho):
-        """Whether each sample [batch] is certified, by as little work."""
-        allowance = self.engine.allowance(x, labels, rho)
-        if self.method != "rub":
-            margins = self._margins(x, labels, rho)
-            return tf.reduce_all(margins < -allowance, axis=-1)
-        margins, _ = self.engine.quick(x, labels, rho)
-        open_ = tf.reduce_all(margins < -allowance, axis=-1)
-
-        def finish():
-            rows = tf.where(open_)
-            data = (tf.gather(t, rows[:, 0]) for t in (x, labels, rho))
-            limit = tf.gather(allowance, rows[:, 0])
-            margins, _ = self.engine.finish(*data, limit)
-            certified = tf.reduce_all(margins < -limit, axis=-1)
-            return tf.scatter_nd(rows, certified, tf.shape(open_, tf.int64))
-
-        return tf.cond(tf.reduce_any(open_), finish, lambda: open_)
-
-    # Bisection ---------------------------------------------------------------
-
-    def _next_guess(self, low, high):
-        """Doubles until a radius fails, then halves the bracket."""
-        bounded = tf.math.is_finite(high)
-        ceiling = tf.where(bounded, high, 0.0)
-        # Nothing certified yet: the radius may be many times smaller.
-        inside = tf.where(low > 0, 0.5 * (low + ceiling), ceiling / 8.0)
-        return tf.where(bounded, inside, tf.minimum(2.0 * low, self.max_radius))
-
-    def _is_finished(self, low, high):
-        narrow = high - low <= self.tolerance * high
-        return tf.where(
-            tf.math.is_finite(high),
-            narrow | (high < _SMALLEST_RADIUS),
-            low >= self.max_radius,
-        )
-
     # Memory ------------------------------------------------------------------
 
     def _samples_at_once(self) -> int:
         """As many samples as the memory budget holds, but at least one."""
-        network = self.engine.network
-        x = tf.zeros([1, *self.engine.logits.input_signature[0].shape[1:]])
-        labels = tf.zeros([1], tf.int32)
-        if self.method == "rub":
-            bytes_ = VertexBound(network, x, labels, tf.zeros([1])).row_bytes()
+        problem = self.bounds.problem
+        if self.method.uses_vertices:
+            bytes_ = self.bounds.bytes_of_vertex
         else:
-            classes = Classes(labels, network.num_classes)
-            values = Relaxation(network.program, x, classes).values
+            x, labels, _ = self.bounds.blank()
             widths = [
                 tf.TensorShape(value.shape[1:]).num_elements()
-                for value in values.values()
+                for value in problem.relaxation(x, labels).values.values()
             ]
             rows = max(min(width, _MOST_ROWS) for width in widths)
             # A row before and after an operation, and its positive part.
             bytes_ = 3 * x.dtype.size * rows * max(widths)
-        budget = self.engine.memory_budget
-        return int(np.clip(budget // bytes_, 1, _MOST_SAMPLES))
+        return int(np.clip(problem.memory_budget // bytes_, 1, _MOST_SAMPLES))
 
 
 def _class_of(x, logits):

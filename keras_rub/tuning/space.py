@@ -12,9 +12,8 @@ import keras_tuner
 import yaml
 
 from keras_rub.datasets import NORMALIZATIONS
-from keras_rub.evaluation import paper_radius
+from keras_rub.perturbations import canonical_norm, check_rho, paper_radius
 from keras_rub.training import ARCHITECTURES, DEFENSES
-from keras_rub.uncertainty import canonical_norm, check_rho
 
 # The radii and learning rates that the paper tries.
 PAPER_RHO = (1e-5, 1e-4, 1e-3, 0.01, 0.1, 0.3, 0.5, 1.0, 3.0, 5.0, 10.0)

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-import keras
 import tensorflow as tf
 
-from keras_rub.bounds import screening
-from keras_rub.bounds.majorant import Classes, Majorant, Relaxation
-from keras_rub.bounds.program import Program, lower
+from keras_rub.bounds.competitors import Competitors
+from keras_rub.bounds.first_layer import first_layer
+from keras_rub.bounds.majorant import Majorant, Relaxation
+from keras_rub.bounds.program import Program
 from keras_rub.bounds.vertex_expansion import VertexExpansion
-from keras_rub.uncertainty import PerturbationSet
 
 # With a valid range, a worst case mixes several vertices. This many of the
 # best are sorted for each class; the mass that is left then goes to the last
@@ -34,35 +32,6 @@ class WorstCase(NamedTuple):
     margins: tf.Tensor
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class VertexNetwork:
-    """A network and the vertices of its perturbation set.
-
-    Args:
-        program: the network's operations.
-        expansion: built `VertexExpansion` layer. Lists the vertices.
-        num_classes: int. K.
-    """
-
-    program: Program
-    expansion: VertexExpansion
-    num_classes: int
-
-    @classmethod
-    def of(
-        cls, model: keras.Model, perturbations: PerturbationSet
-    ) -> VertexNetwork:
-        """Lowers a built Sequential or Functional classifier."""
-        program = lower(model)
-        shape = tuple(model.inputs[0].shape)
-        perturbations.check_shape(shape[1:])
-        expansion = VertexExpansion(
-            mask=perturbations.mask, weights=perturbations.weights
-        )
-        expansion.build(shape)
-        return cls(program, expansion, model.outputs[0].shape[-1])
-
-
 def _not_nan(values: tf.Tensor) -> tf.Tensor:
     """NaN as the largest number: a comparison would pass it over."""
     return tf.where(tf.math.is_nan(values), values.dtype.max, values)
@@ -72,7 +41,8 @@ class VertexBound:
     """The majorant of one batch at the vertices of its L1 balls.
 
     Args:
-        network: `VertexNetwork`.
+        program: the network.
+        expansion: built `VertexExpansion` layer. Lists the vertices.
         x: tensor [batch, *features]. The clean inputs.
         labels: int tensor [batch].
         rho: tensor [] or [batch]. The radii.
@@ -86,7 +56,8 @@ class VertexBound:
 
     def __init__(
         self,
-        network: VertexNetwork,
+        program: Program,
+        expansion: VertexExpansion,
         x: tf.Tensor,
         labels: tf.Tensor,
         rho: tf.Tensor,
@@ -96,9 +67,9 @@ class VertexBound:
         choices: Mapping[int, tf.Tensor] | None = None,
     ):
         self.relaxation = Relaxation(
-            network.program, x, Classes(labels, network.num_classes), choices
+            program, x, Competitors(labels, program.num_classes), choices
         )
-        self.expansion = network.expansion
+        self.expansion = expansion
         self.x = x
         # [1] or [batch]: a common radius is multiplied into the vertices,
         # not into each sample's.
@@ -108,7 +79,7 @@ class VertexBound:
             self.scale = tf.minimum(self.scale, self._longest_valid_move())
         self.rho = tf.broadcast_to(self.scale, tf.shape(x)[:1])
         self.memory_budget = memory_budget
-        self.start = screening.first_layer(self.relaxation, self.expansion)
+        self.start = first_layer(self.relaxation)
 
     @property
     def num_vertices(self) -> int:
@@ -125,6 +96,14 @@ class VertexBound:
         largest = tf.gather(tf.maximum(up, down), features, axis=1)
         return tf.reduce_sum(largest / steps, axis=1)
 
+    def shifts(self, vertices: tf.Tensor) -> tf.Tensor:
+        """What a radius of one does to the first layer: [..., V, H].
+
+        Args:
+            vertices: int tensor [..., V].
+        """
+        return self.start.shifts(*self.expansion.moves(vertices, self.x.dtype))
+
     def at(self, vertices: tf.Tensor) -> tf.Tensor:
         """Bounds of the margins at some vertices.
 
@@ -136,8 +115,10 @@ class VertexBound:
         """
         copies = tf.shape(vertices)[-1]
         if self.start is not None:
-            values, operations = self.start.at(vertices, self.scale)
-            return self.relaxation.margins(values, copies, operations)
+            shifts = self.scale[:, None, None] * self.shifts(vertices)
+            return self.relaxation.margins(
+                self.start.at(shifts), copies, self.start.rest
+            )
         points = self.expansion.call(self.x, vertices, self.rho)
         points = tf.reshape(
             points, tf.concat([[-1], tf.shape(self.x)[1:]], axis=0)
@@ -168,12 +149,12 @@ class VertexBound:
         left = 1.0 - tf.reduce_sum(worst.shares, axis=-1)
         return left * clean + tf.reduce_sum(worst.shares * own, axis=-1)
 
-    def worst_case(self, vertices: int | str | tf.Tensor) -> WorstCase:
+    def worst_case(self, vertices: tf.Tensor | None = None) -> WorstCase:
         """Finds the worst case over all vertices or some of them.
 
         Args:
-            vertices: `"all"`; how many vertices a sample to keep after
-                screening; or the vertices themselves, [batch, V].
+            vertices: int tensor [batch, V], or `None`. Defaults to `None`,
+                all of them: only then is the result a bound.
         """
         if self.num_vertices == 0:
             clean = self.relaxation.clean_margins
@@ -182,12 +163,7 @@ class VertexBound:
                 tf.zeros_like(clean[..., None]),
                 clean,
             )
-        if isinstance(vertices, int):
-            if vertices >= self.num_vertices:
-                vertices = "all"
-            else:
-                vertices = screening.screen(self, vertices)
-        if isinstance(vertices, str):
+        if vertices is None:
             if self.room is None:
                 return self._plain_maximum(*self._scan())
             candidates = tf.range(self.num_vertices)
@@ -332,7 +308,9 @@ class VertexBound:
         )
         return best, vertex
 
-    def over_chunks(self, function) -> tf.Tensor:
+    def over_chunks(
+        self, function: Callable[[tf.Tensor], tf.Tensor]
+    ) -> tf.Tensor:
         """`function` of chunks of vertex numbers [V'], put side by side.
 
         Args:

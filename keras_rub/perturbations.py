@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 from typing import Any
 
@@ -45,7 +47,7 @@ def check_rho(rho: Any, name: str = "rho") -> float:
 
 
 class PerturbationSet:
-    """The set of perturbations `d` with `||weights * d||_norm <= rho`.
+    """What an attacker may do: all `d` with `||weights * d||_norm <= rho`.
 
     Only features whose `mask` is true move, and `x + d` stays within
     `input_range` where one is given. The radius is not a part of the set: it
@@ -53,7 +55,8 @@ class PerturbationSet:
     methods take it as an argument.
 
     Args:
-        norm: 1, 2 or `"inf"`. The norm that measures a perturbation.
+        norm: 1, 2 or `"inf"`. The norm that measures a perturbation. Defaults
+            to `1`.
         mask: boolean array that broadcasts to the shape of one input, or
             `None`. Features where it is false never change. Defaults to
             `None`, every feature may change.
@@ -67,9 +70,10 @@ class PerturbationSet:
     Example:
     ```python
     # Feature 0 is the age: it can't change. Feature 2 is twice as hard to move.
-    keras_rub.PerturbationSet(
+    attacker = keras_rub.PerturbationSet(
         norm=1, mask=[False, True, True], weights=[1.0, 1.0, 2.0]
     )
+    keras_rub.certify(model, x, y, rho=0.5, perturbations=attacker)
     ```
     """
 
@@ -87,6 +91,20 @@ class PerturbationSet:
         self.input_range = (
             None if input_range is None else _ordered_pair(input_range)
         )
+
+    def with_norm(self, norm: int | str) -> PerturbationSet:
+        """The same set measured by another norm."""
+        return self.replace(norm=norm)
+
+    def replace(self, **parts: Any) -> PerturbationSet:
+        """A copy in which the arguments named have other values."""
+        kept = {
+            "norm": self.norm,
+            "mask": self.mask,
+            "weights": self.weights,
+            "input_range": self.input_range,
+        }
+        return PerturbationSet(**{**kept, **parts})
 
     def check_shape(self, shape: tuple[int, ...]) -> None:
         """Raises unless every array of the set broadcasts to `shape`."""
@@ -108,6 +126,21 @@ class PerturbationSet:
                     f"{tuple(shape)}. Received: shape {array.shape}"
                 )
 
+    def reach(self, shape: tuple[int, ...]) -> np.ndarray:
+        """How far a radius of one moves each feature, alone: [M].
+
+        `1 / weight`, and 0 where the mask holds the feature fixed.
+
+        Args:
+            shape: the shape of one input, with M features in all.
+        """
+        self.check_shape(shape)
+        steps = 1.0 if self.weights is None else 1.0 / self.weights
+        free = True if self.mask is None else self.mask
+        return (
+            np.broadcast_to(steps, shape) * np.broadcast_to(free, shape)
+        ).reshape(-1)
+
     def vertices(self, shape: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
         """Lists the corners of the unit L1 ball as single-feature moves.
 
@@ -124,32 +157,34 @@ class PerturbationSet:
                 "Only the L1 ball has few enough vertices to list. "
                 f"Received: `norm={self.norm!r}`"
             )
-        self.check_shape(shape)
-        steps = np.broadcast_to(
-            1.0 if self.weights is None else 1.0 / self.weights, shape
-        ).reshape(-1)
-        free = np.broadcast_to(
-            True if self.mask is None else self.mask, shape
-        ).reshape(-1)
-        features = np.flatnonzero(free)
-        steps = steps[features]
+        reach = self.reach(shape)
+        features = np.flatnonzero(reach)
+        steps = reach[features]
         return (
             np.concatenate([features, features]).astype("int32"),
             np.concatenate([steps, -steps]).astype("float32"),
         )
 
-    def dual_norm(self, gradient: tf.Tensor) -> tf.Tensor:
-        """Largest `<gradient, d>` over the perturbations `d` of radius one.
+    def support(
+        self, gradient: tf.Tensor, shape: tuple[int, ...] | None = None
+    ) -> tf.Tensor:
+        """Largest `<gradient, d>` over the perturbations of radius one.
+
+        Norm, mask and weights count; the valid range does not, which makes it
+        an upper bound where there is one.
 
         Args:
-            gradient: tensor [batch, ..., *features]; all axes after those of
-                one input are kept. The features must be flattened to the last
-                axis when no mask or weights are given.
+            gradient: tensor [..., M], derivatives by the flat features.
+            shape: the shape of one input, with M features in all. Defaults to
+                `None`, a vector of M features.
 
         Returns:
-            Tensor with the last axis gone. Its derivative is finite
-            everywhere, also at a zero gradient.
+            Tensor [...]. Its derivative is finite everywhere, also at a zero
+            gradient.
         """
+        if self.mask is not None or self.weights is not None:
+            shape = (gradient.shape[-1],) if shape is None else shape
+            gradient *= tf.constant(self.reach(shape), gradient.dtype)
         magnitude = tf.abs(gradient)
         if self.norm == 1:
             return tf.reduce_max(magnitude, axis=-1)
@@ -166,24 +201,6 @@ class PerturbationSet:
             tf.zeros_like(square),
         )
 
-    def scale_gradient(
-        self, gradient: tf.Tensor, shape: tuple[int, ...]
-    ) -> tf.Tensor:
-        """Divides by the weights and drops masked features.
-
-        Args:
-            gradient: tensor [..., M] of derivatives by the flat features.
-            shape: the shape of one input, with M features in all.
-        """
-        for array in (
-            None if self.weights is None else 1.0 / self.weights,
-            self.mask,
-        ):
-            if array is not None:
-                flat = np.broadcast_to(array, shape).reshape(-1)
-                gradient *= tf.constant(flat, gradient.dtype)
-        return gradient
-
     def room(self, x: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor] | None:
         """How far each feature of `x` can move up, and down.
 
@@ -199,6 +216,68 @@ class PerturbationSet:
         low, high = (tf.constant(end, x.dtype) for end in self.input_range)
         return tf.nn.relu(high - x), tf.nn.relu(x - low)
 
+    def contains(
+        self, x: Any, points: Any, rho: Any, *, slack: float = 1e-4
+    ) -> np.ndarray:
+        """Which points an attacker on `x` can reach.
+
+        Args:
+            x: array [n, *features]. The clean inputs.
+            points: array [n, *features].
+            rho: float, or one radius a sample [n].
+            slack: float. How far a point may leave the set, as a part of the
+                radius and of the range, or of the input where a feature is
+                fixed: float32 rounding. Defaults to `1e-4`.
+
+        Returns:
+            Boolean array [n].
+        """
+        x, points = np.asarray(x, "float64"), np.asarray(points, "float64")
+        if x.shape != points.shape:
+            raise ValueError(
+                "`points` must have the shape of `x`. "
+                f"Received: shapes {points.shape} and {x.shape}"
+            )
+        shape = x.shape[1:]
+        self.check_shape(shape)
+        d = points - x
+        fits = np.isfinite(points)
+        if self.mask is not None:
+            still = np.abs(d) <= slack * 1e-2 * np.maximum(np.abs(x), 1.0)
+            fits &= still | self.mask
+            d = d * self.mask
+        if self.weights is not None:
+            d = d * self.weights
+        if self.input_range is not None:
+            low, high = self.input_range
+            fits &= points >= low - slack * (high - low)
+            fits &= points <= high + slack * (high - low)
+        order = {1: 1, 2: 2, "inf": np.inf}[self.norm]
+        size = np.linalg.norm(d.reshape(len(x), -1), order, axis=1)
+        near = size <= np.asarray(rho) * (1.0 + slack) + 1e-9
+        return near & fits.reshape(len(x), -1).all(axis=1)
+
+    def paper_radius(self, number: float, shape: tuple[int, ...]) -> float:
+        """The radius that a number of the paper's hyper-parameters means.
+
+        Its code scales the number by the square root of the number of
+        features for L1, so that 0.01 on MNIST is a radius of 0.28, and takes
+        it as it is for the other norms.
+
+        Args:
+            number: float. As given to the paper's code.
+            shape: the shape of one input.
+        """
+        if self.norm == 1:
+            return number * math.sqrt(flat_size(tuple(shape)))
+        return number
+
+    @property
+    def key(self) -> str:
+        """The same string for equal sets, in every process: for caches."""
+        text = json.dumps(self.get_config(), sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
     def get_config(self) -> dict[str, Any]:
         """The arguments as plain lists and numbers."""
 
@@ -213,6 +292,83 @@ class PerturbationSet:
             if self.input_range is None
             else [plain(end) for end in self.input_range],
         }
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> PerturbationSet:
+        """The set that `get_config` described."""
+        return cls(**config)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, PerturbationSet):
+            return NotImplemented
+        return self.get_config() == other.get_config()
+
+    def __hash__(self) -> int:
+        return hash(self.key)
+
+    def __str__(self) -> str:
+        words = [f"L{self.norm}"]
+        if self.mask is not None:
+            words.append(f"{int(self.mask.sum())} of {self.mask.size} free")
+        if self.weights is not None:
+            words.append("weighted")
+        if self.input_range is not None:
+            low, high = (
+                f"{end.min():g}" if end.min() == end.max() else "..."
+                for end in self.input_range
+            )
+            words.append(f"inputs in [{low}, {high}]")
+        return ", ".join(words)
+
+    def __repr__(self) -> str:
+        return f"PerturbationSet({self})"
+
+
+# What a user says about the attacker -----------------------------------------
+
+_DEFAULT_NORM = 1
+
+
+def attacker_of(
+    model: Any,
+    perturbations: PerturbationSet | None = None,
+    *,
+    default_norm: int | str = _DEFAULT_NORM,
+    **shorthand: Any,
+) -> PerturbationSet:
+    """The perturbation set that a call speaks of.
+
+    Args:
+        model: a robust model, whose own set is what is meant where nothing
+            else is said; or anything else, which has none.
+        perturbations: `PerturbationSet`, or `None`. The whole set.
+        default_norm: the norm where nobody names one. Defaults to `1`.
+        **shorthand: `norm`, `mask`, `weights` and `input_range`; those that
+            are not `None` take the place of the model's own.
+
+    Returns:
+        A `PerturbationSet`.
+    """
+    named = {
+        name: value for name, value in shorthand.items() if value is not None
+    }
+    if perturbations is not None:
+        if not isinstance(perturbations, PerturbationSet):
+            raise TypeError(
+                "`perturbations` must be a keras_rub.PerturbationSet. "
+                f"Received: {type(perturbations).__name__}"
+            )
+        if named:
+            raise ValueError(
+                f"`perturbations` is the whole attacker: leave out "
+                f"{', '.join(f'`{name}`' for name in named)}, or put it into "
+                f"the set. Received: `perturbations={perturbations!r}`"
+            )
+        return perturbations
+    own = getattr(model, "perturbations", None)
+    if not isinstance(own, PerturbationSet):
+        own = PerturbationSet(default_norm)
+    return own.replace(**named) if named else own
 
 
 def _boolean_array(mask: Any) -> np.ndarray:
@@ -255,3 +411,10 @@ def _ordered_pair(input_range: Any) -> tuple[np.ndarray, np.ndarray]:
 def flat_size(shape: tuple[int, ...]) -> int:
     """Number of features of one input of the given shape."""
     return int(np.prod(shape, dtype=np.int64))
+
+
+def paper_radius(
+    number: float, norm: int | str, input_shape: tuple[int, ...]
+) -> float:
+    """As `PerturbationSet(norm).paper_radius(number, input_shape)`."""
+    return PerturbationSet(norm).paper_radius(number, tuple(input_shape))

@@ -1,0 +1,132 @@
+"""The bounds of one model, compiled once and kept with it."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from keras_rub.bounds import decision
+from keras_rub.bounds.alpha import LineOptimiser
+from keras_rub.bounds.methods import Method
+from keras_rub.bounds.problem import Problem
+from keras_rub.classifier import base_of
+from keras_rub.perturbations import PerturbationSet
+from keras_rub.tracing import compiled
+
+
+def compiled_bounds(
+    model: keras.Model,
+    perturbations: PerturbationSet,
+    *,
+    dtype: str = "float32",
+    memory_budget: int = 2**26,
+) -> CompiledBounds:
+    """The compiled bounds of these settings, made once for each model.
+
+    Args:
+        model: a robust model, or any Sequential or Functional Keras
+            classifier that returns logits.
+        perturbations: the attacker.
+        dtype: `"float32"` or `"float64"`. Defaults to `"float32"`.
+        memory_budget: int. Bytes that one chunk of vertices may take.
+            Defaults to `2**26`.
+    """
+    if dtype not in ("float32", "float64"):
+        raise ValueError(
+            '`dtype` must be "float32" or "float64". '
+            f"Received: `dtype={dtype!r}`"
+        )
+    base = base_of(model)
+    key = (perturbations.key, dtype, int(memory_budget))
+    # Kept with the model, past Keras's tracking, so that it lives as long.
+    known = base.__dict__.setdefault("_keras_rub_bounds", {})
+    if key not in known:
+        problem = Problem.of(base, perturbations, int(memory_budget))
+        known[key] = CompiledBounds(problem, dtype)
+    return known[key]
+
+
+class CompiledBounds:
+    """Compiled functions of one problem.
+
+    All take x [batch, *features], labels [batch] and rho [batch], and return
+    what the functions of the same name of `Problem` and `decision` do.
+
+    Args:
+        problem: the network and the attacker.
+        dtype: `"float32"` or `"float64"`.
+    """
+
+    def __init__(self, problem: Problem, dtype: str):
+        self.problem = problem
+        self.dtype = tf.as_dtype(dtype)
+        self.input_shape = problem.program.input_shape
+        self.signature = [
+            tf.TensorSpec([None, *self.input_shape], self.dtype),
+            tf.TensorSpec([None], tf.int32),
+            tf.TensorSpec([None], self.dtype),
+        ]
+        self.logits = compiled(
+            problem.logits, input_signature=self.signature[:1]
+        )
+        self.allowance = compiled(
+            problem.allowance, input_signature=self.signature
+        )
+        self.lower_line = LineOptimiser(problem.vertex_bound)
+        self._margins: dict[str, Callable[..., tf.Tensor]] = {}
+        self._decide: dict[str, Callable[..., decision.Decision]] = {}
+
+    @property
+    def perturbations(self) -> PerturbationSet:
+        """The attacker."""
+        return self.problem.perturbations
+
+    def margins(self, method: Method) -> Callable[..., tf.Tensor]:
+        """The compiled margins [batch, K - 1] of one method."""
+        if method.name not in self._margins:
+            self._margins[method.name] = compiled(
+                functools.partial(method.margins, self.problem),
+                input_signature=self.signature,
+            )
+        return self._margins[method.name]
+
+    def decide(self, method: Method) -> Callable[..., decision.Decision]:
+        """The compiled decisions of one method; witnesses come last."""
+        if method.name not in self._decide:
+            witnesses = tf.TensorSpec([None, None], tf.int32)
+            self._decide[method.name] = compiled(
+                functools.partial(decision.decide, self.problem, method),
+                input_signature=[*self.signature, witnesses],
+            )
+        return self._decide[method.name]
+
+    def check_memory(self, method: Method) -> None:
+        """Raises if a single vertex does not fit into the memory budget."""
+        norm = self.perturbations.norm
+        if not any(stage.uses_vertices for stage in method.stages_for(norm)):
+            return
+        needed, budget = self.bytes_of_vertex, self.problem.memory_budget
+        if needed > budget:
+            raise ValueError(
+                "`memory_budget` is too small for one vertex of one sample, "
+                f"which takes about {needed} bytes. "
+                f"Received: `memory_budget={budget}`"
+            )
+
+    @functools.cached_property
+    def bytes_of_vertex(self) -> int:
+        """About what the evaluation of one vertex of one sample takes."""
+        bound = self.problem.vertex_bound(*self.blank())
+        return bound.row_bytes()
+
+    def blank(self) -> tuple[Any, ...]:
+        """One input of zeros, its label and its radius."""
+        return (
+            tf.zeros([1, *self.input_shape], self.dtype),
+            tf.zeros([1], tf.int32),
+            tf.zeros([1], self.dtype),
+        )

@@ -1,0 +1,103 @@
+"""The majorant made linear behind its first activation.
+
+The first layer stays exact for every vertex. What follows is replaced either
+by its gradient at the clean input, which gives a lower bound of the majorant
+(for guesses), or by lines above every activation, which give an upper bound
+(for proofs).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+import tensorflow as tf
+
+from keras_rub.bounds.majorant import Majorant, Relaxation
+from keras_rub.bounds.program import Convex, Operation
+from keras_rub.bounds.vertices import VertexBound
+
+
+@dataclasses.dataclass
+class Linearised:
+    """What follows the first activation, replaced by its gradient.
+
+    `upper` and `negative`, [batch, K - 1, ...], are the derivatives of each
+    margin by U and N of the activation's output; `margins` [batch, K - 1] is
+    the value at the clean input.
+    """
+
+    clean: tf.Tensor  # [batch, ...], the activation's input
+    slope: tf.Tensor  # [batch, ...]
+    operation: Convex
+    upper: tf.Tensor
+    negative: tf.Tensor
+    margins: tf.Tensor
+
+
+def linearise(
+    relaxation: Relaxation,
+    value: int,
+    rest: list[Operation],
+    chords: Mapping[int, tuple[tf.Tensor, tf.Tensor]] | None = None,
+) -> Linearised | None:
+    """Makes the majorant linear behind its first activation.
+
+    Without `chords` by its gradient, from below; with lines above all later
+    activations, from above.
+    """
+    readers = [op for op in rest if value in op.inputs]
+    if len(readers) != 1 or not isinstance(readers[0], Convex):
+        return None
+    (operation,) = readers
+    after = [other for other in rest if other is not operation]
+    clean = relaxation.values[value]
+    output = relaxation.values[operation.output]
+    competitors = relaxation.constant.shape[-1]
+    center = tf.repeat(output, competitors, axis=0)
+    radius = tf.zeros_like(center)
+    with tf.GradientTape() as tape:
+        tape.watch([center, radius])
+        margins = relaxation.margins(
+            {operation.output: Majorant(center, radius)},
+            competitors,
+            after,
+            chords,
+        )
+        own = tf.linalg.diag_part(margins)
+    by_center, by_radius = tape.gradient(own, [center, radius])
+    shape = tf.concat([[-1, competitors], tf.shape(clean)[1:]], axis=0)
+    slope, _ = operation.activation.line(relaxation.choices[operation.output])
+    return Linearised(
+        clean,
+        slope,
+        operation,
+        tf.reshape((by_radius + by_center) * 0.5, shape),
+        tf.reshape((by_radius - by_center) * 0.5, shape),
+        own,
+    )
+
+
+def dense_scores(bound: VertexBound, linear: Linearised) -> tf.Tensor:
+    """What each vertex adds to `linear.margins`: [batch, V, K - 1]."""
+    width = bound.start.response.shape[-1]
+    competitors = linear.upper.shape[1]
+    clean = tf.reshape(linear.clean, [-1, 1, width])
+    upper = tf.reshape(linear.upper, [-1, competitors, width])
+    drop = tf.reshape(
+        linear.negative * linear.slope[:, None], [-1, competitors, width]
+    )
+    function = linear.operation.activation.function
+    start = tf.matmul(function(clean), upper, transpose_b=True)
+    rho = bound.scale[:, None, None]
+
+    def score(vertices):
+        shifts = bound.shifts(vertices)[None]
+        moved = function(clean + rho * shifts)
+        gain = tf.matmul(moved, upper, transpose_b=True) - start
+        # N is linear in the shift: one flat product for all samples.
+        fall = tf.matmul(shifts[0], tf.reshape(drop, [-1, width]), False, True)
+        fall = tf.reshape(fall, [tf.shape(vertices)[0], -1, competitors])
+        return gain - rho * tf.transpose(fall, [1, 0, 2])
+
+    return bound.over_chunks(score)
