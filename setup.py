@@ -60,6 +60,8 @@ TEST = [
     "pytest-xdist>=3.6,<4",
     "hypothesis>=6.100,<7",
     "ruff>=0.14,<0.16",
+    "mypy>=1.15,<2",
+    "types-PyYAML>=6",
 ]
 
 setuptools.setup(

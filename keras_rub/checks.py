@@ -114,7 +114,7 @@ def clear_errors():
         )
         if found is None:
             raise
-        clear = ValueError(found.group(1).strip())
+        clear: Exception = ValueError(found.group(1).strip())
     except (TypeError, ValueError) as error:
         # AutoGraph wraps an error in a listing of the traced code.
         metadata = getattr(error, "ag_error_metadata", None)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import keras
 import tensorflow as tf
 
 from keras_rub.bounds import decision, methods
-from keras_rub.bounds.compiled import compiled_bounds
+from keras_rub.bounds.compiled import CompiledBounds, compiled_bounds
 from keras_rub.perturbations import (
     PerturbationSet,
     attacker_of,
@@ -69,9 +70,9 @@ class CertifiedAccuracy(keras.metrics.Metric):
         methods.find(method, norm, in_graph=True)
         super().__init__(name=name or f"certified_{self.rho:g}", **kwargs)
         self._mean = keras.metrics.Mean()
-        self._bounds = None
-        self._method = None
-        self._certified = None
+        self._bounds: Callable[[], CompiledBounds] | None = None
+        self._method: methods.Method | None = None
+        self._certified: tf.Tensor | None = None
 
     def attach(self, model: keras.Model) -> None:
         """Names the robust model whose inputs will be shown to the metric."""
@@ -82,6 +83,8 @@ class CertifiedAccuracy(keras.metrics.Metric):
 
     def observe(self, x: tf.Tensor, labels: tf.Tensor) -> None:
         """Certifies one batch; `update_state` then counts it."""
+        if self._bounds is None or self._method is None:
+            raise ValueError("The metric is not attached to a robust model.")
         bounds = self._bounds()
         bounds.check_memory(self._method)
         radii = tf.fill(tf.shape(labels), tf.constant(self.rho, tf.float32))

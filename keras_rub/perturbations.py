@@ -15,7 +15,14 @@ NORMS = (1, 2, "inf")
 
 def canonical_norm(norm: Any) -> int | str:
     """Returns `norm` as one of `1`, `2` or `"inf"`, or raises."""
-    names = {"1": 1, "l1": 1, "2": 2, "l2": 2, "inf": "inf", "linf": "inf"}
+    names: dict[str, int | str] = {
+        "1": 1,
+        "l1": 1,
+        "2": 2,
+        "l2": 2,
+        "inf": "inf",
+        "linf": "inf",
+    }
     if isinstance(norm, str) and norm.lower() in names:
         return names[norm.lower()]
     if isinstance(norm, (int, float, np.integer, np.floating)):

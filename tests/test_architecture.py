@@ -172,9 +172,7 @@ def test_private_names_stay_in_their_module(name):
         ):
             continue
         if node.attr.startswith("_"):
-            assert node.attr in own | KNOWN, (
-                f"{name}: {ast.unparse(node)}"
-            )
+            assert node.attr in own | KNOWN, f"{name}: {ast.unparse(node)}"
 
 
 def test_import_does_without_what_is_used_seldom():

@@ -113,10 +113,10 @@ class Attack:
         targeted = self.traced_once(function, *signature, LABELS)
 
         def call(*args):
-            *args, targets = args
+            *others, targets = args
             if targets is None:
-                return untargeted(*args)
-            return targeted(*args, targets)
+                return untargeted(*others)
+            return targeted(*others, targets)
 
         return call
 

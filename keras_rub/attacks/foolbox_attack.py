@@ -96,7 +96,8 @@ class FoolboxAttack(Attack):
             reach = 2.0 * max(radii) + 1.0
             bounds = (float(x.min()) - reach, float(x.max()) + reach)
         else:
-            bounds = tuple(map(float, self.perturbations.input_range))
+            low, high = self.perturbations.input_range
+            bounds = (float(low), float(high))
         model = foolbox.TensorFlowModel(self._forward, bounds, device="/CPU:0")
         attack = getattr(foolbox.attacks, f"L{self.norm}{_KINDS[self.kind]}")()
         points = np.stack(

@@ -10,6 +10,7 @@ optimisation did.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import tensorflow as tf
 
@@ -110,7 +111,7 @@ class LineOptimiser:
             value = _column(bound.at_worst_case(fixed), columns)
         gradients = tape.gradient(value, choices, unconnected_gradients="zero")
         better = value < state["lowest"]
-        new = {"choices": {}, "moments": {}, "kept": {}}
+        new: dict[str, Any] = {"choices": {}, "moments": {}, "kept": {}}
         activations = {
             operation.output: operation.activation
             for operation in bound.relaxation.program.operations

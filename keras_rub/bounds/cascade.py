@@ -150,8 +150,11 @@ class Cascade:
         size = len(batch.labels)
         for first in range(0, len(rows), size):
             some = slice(first, first + size)
+            x, labels, rho = batch.take(rows[some])
             found = self.bounds.lower_line(
-                *map(tf.constant, batch.take(rows[some])),
+                tf.constant(x),
+                tf.constant(labels),
+                tf.constant(rho),
                 tf.constant(columns[some].astype("int32")),
             )
             batch.lower(stage.name, found.numpy(), rows[some], columns[some])
@@ -160,7 +163,14 @@ class Cascade:
 class _Batch:
     """Margins of a batch while methods lower them one after another."""
 
-    def __init__(self, x, labels, rho, correct, allowance):
+    def __init__(
+        self,
+        x: np.ndarray,
+        labels: np.ndarray,
+        rho: np.ndarray,
+        correct: np.ndarray,
+        allowance: np.ndarray,
+    ):
         self.x, self.labels, self.rho = x, labels, rho
         self.correct = correct
         self.allowance = allowance

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -95,8 +95,11 @@ class CertificateTable(Sequence):
     def __init__(self, certificates: Sequence[Certificate]):
         self._certificates = tuple(certificates)
 
-    def __getitem__(self, index):
+    def __getitem__(self, index: Any) -> Any:
         return self._certificates[index]
+
+    def __iter__(self) -> Iterator[Certificate]:
+        return iter(self._certificates)
 
     def __len__(self) -> int:
         return len(self._certificates)

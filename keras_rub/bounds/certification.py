@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TypedDict, Unpack, overload
 
 import keras
 import numpy as np
@@ -16,6 +16,44 @@ from keras_rub.bounds.certificate import Certificate, CertificateTable
 from keras_rub.bounds.compiled import CompiledBounds, compiled_bounds
 from keras_rub.perturbations import PerturbationSet, attacker_of, check_rho
 from keras_rub.progress import Progress
+
+
+class Settings(TypedDict, total=False):
+    """The settings of `certify` that have a default."""
+
+    perturbations: PerturbationSet | None
+    norm: int | str | None
+    method: str
+    input_range: tuple[Any, Any] | None
+    mask: Any
+    weights: Any
+    decide_only: bool
+    batch_size: int
+    memory_budget: int
+    dtype: str
+    verbose: int | str
+
+
+@overload
+def certify(
+    model: keras.Model,
+    x: Any,
+    y: Any = None,
+    *,
+    rho: float | np.ndarray,
+    **settings: Unpack[Settings],
+) -> Certificate: ...
+
+
+@overload
+def certify(
+    model: keras.Model,
+    x: Any,
+    y: Any = None,
+    *,
+    rho: list[float] | tuple[float, ...],
+    **settings: Unpack[Settings],
+) -> CertificateTable: ...
 
 
 def certify(
@@ -111,7 +149,7 @@ def certify(
     radii = [check_rho(r) for r in rho] if several else [_radius_or_radii(rho)]
     if not radii:
         raise ValueError("`rho` must hold at least one radius.")
-    parts = [[] for _ in radii]
+    parts: list[list[dict[str, np.ndarray]]] = [[] for _ in radii]
     with checks.clear_errors():
         for batch, labels, where in _batches(
             cascade.bounds, x, y, batch_size, verbose
@@ -218,15 +256,11 @@ def _cascade(
 
 def _join(parts, rho, **settings) -> Certificate:
     """The certificate of all batches."""
-    arrays = {
+    arrays: dict[str, Any] = {
         name: np.concatenate([part[name] for part in parts])
         for name in parts[0]
     }
-    certificate = Certificate(
-        **arrays,
-        rho=rho,
-        **settings,
-    )
+    certificate = Certificate(rho=rho, **arrays, **settings)
     if np.ndim(rho) == 1 and len(rho) != len(certificate):
         raise ValueError(
             "`rho` must be a number or hold one radius a sample. "

@@ -89,7 +89,7 @@ class CompiledBounds:
         """The compiled margins [batch, K - 1] of one method."""
         if method.name not in self._margins:
             self._margins[method.name] = compiled(
-                functools.partial(method.margins, self.problem),
+                functools.partial(method.function, self.problem),
                 input_signature=self.signature,
             )
         return self._margins[method.name]

@@ -80,7 +80,7 @@ def decide(
     """
     allowance = problem.allowance(x, labels, rho)
     if not method.uses_vertices:
-        margins = method.margins(problem, x, labels, rho)
+        margins = method.function(problem, x, labels, rho)
         if witnesses is None:
             witnesses = no_witnesses(problem, method, tf.shape(labels)[0])
         return Decision(is_proved(margins, allowance), margins, witnesses)

@@ -65,7 +65,7 @@ def cut(
         The value, the affine operations up to it, and those that follow.
     """
     prefix = relaxation.program.prefix()
-    inside = [operation for operation in relaxation.body if operation in prefix]
+    inside = [operation for operation in prefix if operation in relaxation.body]
     rest = [
         operation for operation in relaxation.body if operation not in prefix
     ]

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from keras_rub.bounds.competitors import Competitors
 from keras_rub.bounds.majorant import first_maximum
-from keras_rub.bounds.program import Affine, Convex, Operation, Program
+from keras_rub.bounds.program import Affine, Convex, Max, Operation, Program
 from keras_rub.perturbations import PerturbationSet
 
 KINDS = ("crown", "coap")
@@ -121,7 +121,7 @@ class LinearRelaxation:
             output = Interval(function(interval.low), function(interval.high))
             lines = convex_lines(operation, interval, self.kind)
             self.parallel &= self.kind == "coap" and piecewise
-        else:
+        elif isinstance(operation, Max):
             self.parallel = False
             output = Interval(
                 tf.reduce_max(interval.low, axis=operation.axis),
@@ -247,11 +247,10 @@ class LinearRelaxation:
         )
         reached = tf.reshape(tf.reshape(reached, [-1])[:width], [1, *shape])
         values = {0: self.x}
-        for operation in self.program.operations:
-            if operation.output in self.prefix:
-                values[operation.output] = operation.apply(
-                    *(values[i] for i in operation.inputs)
-                )
+        for operation in self.program.prefix():
+            values[operation.output] = operation.apply(
+                *(values[i] for i in operation.inputs)
+            )
         rho = tf.reshape(self.rho, [-1] + [1] * len(shape))
         return Interval(
             tf.maximum(interval.low, values[index] - rho * reached),
@@ -350,7 +349,7 @@ class LinearRelaxation:
             part = row * lines.upper_slope[:, None]
         else:
             negative = row - positive
-            if not isinstance(operation, Convex):
+            if isinstance(operation, Max):
                 # Spread over the entries of which the maximum is taken.
                 positive = tf.expand_dims(positive, operation.axis)
                 negative = tf.expand_dims(negative, operation.axis)
@@ -420,7 +419,7 @@ def convex_lines(operation: Convex, interval: Interval, kind: str) -> Lines:
     return Lines(slope, height, lower_slope, lower_height)
 
 
-def max_lines(operation: Operation, interval: Interval) -> Lines:
+def max_lines(operation: Max, interval: Interval) -> Lines:
     """Lines of a maximum: exact where one entry always wins.
 
     The slopes have the axis of the entries, the heights do not.

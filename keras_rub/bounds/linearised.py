@@ -49,7 +49,7 @@ def linearise(
     readers = [op for op in rest if value in op.inputs]
     if len(readers) != 1 or not isinstance(readers[0], Convex):
         return None
-    (operation,) = readers
+    operation = readers[0]
     after = [other for other in rest if other is not operation]
     clean = relaxation.values[value]
     output = relaxation.values[operation.output]
@@ -80,7 +80,7 @@ def linearise(
 
 def dense_scores(bound: VertexBound, linear: Linearised) -> tf.Tensor:
     """What each vertex adds to `linear.margins`: [batch, V, K - 1]."""
-    width = bound.start.response.shape[-1]
+    width = tf.TensorShape(linear.clean.shape[1:]).num_elements()
     competitors = linear.upper.shape[1]
     clean = tf.reshape(linear.clean, [-1, 1, width])
     upper = tf.reshape(linear.upper, [-1, competitors, width])

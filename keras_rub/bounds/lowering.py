@@ -104,7 +104,8 @@ def _lower_operation(operation, args, program: Program) -> Symbol:
         return _lower_model(operation, keras.tree.flatten(args))
     for layer_type in type(operation).__mro__:
         if layer_type in _RULES:
-            if type(operation).call is not layer_type.call:
+            inherited = getattr(layer_type, "call", None)
+            if type(operation).call is not inherited:
                 raise unsupported(operation, "with a `call` of its own")
             program.layer = operation.name
             return _RULES[layer_type](operation, *args)

@@ -18,6 +18,7 @@ from keras_rub.bounds.competitors import Competitors
 from keras_rub.bounds.program import (
     Affine,
     Convex,
+    Max,
     Operation,
     Program,
     frontier,
@@ -101,7 +102,7 @@ class Relaxation:
                 choices[operation.output] = activation.tangent_parameter(
                     *inputs
                 )
-            else:
+            elif isinstance(operation, Max):
                 value = tf.reduce_max(*inputs, axis=operation.axis)
                 # The one position that attains the maximum (the first one).
                 choices[operation.output] = first_maximum(
@@ -196,7 +197,7 @@ class Relaxation:
             elif isinstance(operation, Convex):
                 zero = tf.zeros_like(inputs[0][:1])
                 size = inputs[0] + tf.abs(operation.activation.function(zero))
-            else:
+            elif isinstance(operation, Max):
                 size = tf.reduce_max(inputs[0], axis=operation.axis)
             if operation.output in reach:
                 size += reach[operation.output]

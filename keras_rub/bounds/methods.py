@@ -43,6 +43,13 @@ class Method:
     )
 
     @property
+    def function(self) -> Margins:
+        """`margins`, where it is certain that there is one."""
+        if self.margins is None:
+            raise ValueError(f"Method {self.name!r} is no single function.")
+        return self.margins
+
+    @property
     def in_graph(self) -> bool:
         """Whether it can be part of a traced step or a served graph."""
         return self.margins is not None

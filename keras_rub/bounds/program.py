@@ -90,7 +90,7 @@ class Program:
         )
         return Symbol(self, index)
 
-    def prefix(self) -> list[Operation]:
+    def prefix(self) -> list[Affine]:
         """The operations through which the input is still affine."""
         affine = {0}
         found = []
@@ -102,9 +102,9 @@ class Program:
                 found.append(operation)
         return found
 
-    def suffix(self) -> list[Operation]:
+    def suffix(self) -> list[Affine]:
         """The operations through which the output is affine."""
-        inside = set()
+        inside: set[int] = set()
         found = []
         for operation in reversed(self.operations):
             consumers = {

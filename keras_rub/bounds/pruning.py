@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from keras_rub.bounds.first_layer import WIDEST_MATRIX, matrix_of
+from keras_rub.bounds.first_layer import WIDEST_MATRIX, FirstLayer, matrix_of
 from keras_rub.bounds.linear import Interval, convex_lines
 from keras_rub.bounds.linearised import dense_scores, linearise
 from keras_rub.bounds.program import Affine, Convex
@@ -35,13 +35,19 @@ def can_prune(bound: VertexBound) -> bool:
 
 def upper_margins(bound: VertexBound) -> tf.Tensor:
     """Upper bounds [batch, V, K - 1] of the margins at every vertex."""
+    start = bound.start
+    if start is None or not can_prune(bound):
+        raise ValueError("The network is no chain of narrow layers.")
     linear = linearise(
-        bound.relaxation, bound.start.value, bound.start.rest, _chords(bound)
+        bound.relaxation, start.value, start.rest, _chords(bound, start)
     )
+    assert linear is not None  # the first layer is read once
     return linear.margins[:, None] + dense_scores(bound, linear)
 
 
-def _chords(bound: VertexBound) -> dict[int, tuple[tf.Tensor, tf.Tensor]]:
+def _chords(
+    bound: VertexBound, start: FirstLayer
+) -> dict[int, tuple[tf.Tensor, tf.Tensor]]:
     """Lines above the activations over what the vertices reach.
 
     Each value is split into its linear part, which follows the lines that
@@ -49,7 +55,7 @@ def _chords(bound: VertexBound) -> dict[int, tuple[tf.Tensor, tf.Tensor]]:
     common to all vertices. The linear part is followed for every feature, so
     its range is exact; only the excess is rounded up.
     """
-    relaxation, start = bound.relaxation, bound.start
+    relaxation = bound.relaxation
     free = bound.num_vertices // 2
     features, steps = bound.expansion.moves(tf.range(free), bound.x.dtype)
     # How much each feature moves the linear part: [batch or 1, M, width].
@@ -73,7 +79,7 @@ def _chords(bound: VertexBound) -> dict[int, tuple[tf.Tensor, tf.Tensor]]:
             radius = operation.magnitude((upper + negative) * 0.5)
             shift = center - value
             upper, negative = radius + shift, radius - shift
-        else:
+        elif isinstance(operation, Convex):
             reach = tf.maximum(
                 tf.reduce_max(tangents, axis=1),
                 -tf.reduce_min(tangents, axis=1),

@@ -261,7 +261,7 @@ def _max_pooling(layer, x):
 
 
 def _offsets(pool_size):
-    grid = [()]
+    grid: list[tuple[int, ...]] = [()]
     for size in pool_size:
         grid = [(*head, tail) for head in grid for tail in range(size)]
     return grid

@@ -8,6 +8,7 @@ certification, but proves nothing.
 
 from __future__ import annotations
 
+import keras
 import tensorflow as tf
 
 from keras_rub.bounds.first_layer import cut
@@ -70,9 +71,10 @@ def scores(bound: VertexBound) -> tf.Tensor:
     if found is not None:
         value, inside, rest = found
         local = _local_layer(inside)
-        linear = local and linearise(bound.relaxation, value, rest)
-        if linear is not None:
-            return _local_scores(bound, linear, *local)
+        if local is not None:
+            linear = linearise(bound.relaxation, value, rest)
+            if linear is not None:
+                return _local_scores(bound, linear, *local)
     return _gradient_scores(bound)
 
 
@@ -124,25 +126,29 @@ def _gradient(bound: VertexBound) -> tf.Tensor:
 
 def _local_layer(
     inside: list[Affine],
-) -> tuple[list[Affine], Affine, list[Affine]] | None:
+) -> tuple[list[Affine], keras.layers.Layer, list[Affine]] | None:
     """Splits a prefix at its one convolution, or returns `None`.
 
     Before it, maps may only scale or move features; behind it, only scale
     channels.
     """
-    at = [i for i, op in enumerate(inside) if op.convolution is not None]
+    at = [
+        (i, op.convolution)
+        for i, op in enumerate(inside)
+        if op.convolution is not None
+    ]
     if len(at) != 1:
         return None
-    before, after = inside[: at[0]], inside[at[0] + 1 :]
+    ((index, layer),) = at
+    before, after = inside[:index], inside[index + 1 :]
     if not all(operation.monomial for operation in before):
         return None
     if not all(operation.scaling for operation in after):
         return None
-    layer = inside[at[0]].convolution
     ones = tf.ones([1] * (layer.rank + 1) + [layer.filters])
     if _chain(after, ones).shape != ones.shape:
         return None  # not the same at every position
-    return before, inside[at[0]], after
+    return before, layer, after
 
 
 def _chain(operations, tensor):
@@ -168,7 +174,7 @@ def _local_scores(
     bound: VertexBound,
     linear: Linearised,
     before: list[Affine],
-    convolution: Affine,
+    layer: keras.layers.Layer,
     after: list[Affine],
 ) -> tf.Tensor:
     """Scores by patches: one pixel reaches only a window of the first layer.
@@ -176,7 +182,6 @@ def _local_scores(
     Each entry of each window is scored where it stands; the scores that
     belong to one pixel are then summed by the transposed convolution.
     """
-    layer = convolution.convolution
     x = bound.x
     moved = _moved(bound, before)
     kernel = tf.cast(tf.convert_to_tensor(layer.kernel), x.dtype)

@@ -76,7 +76,7 @@ class VertexBound:
         self.scale = tf.reshape(tf.cast(rho, x.dtype), [-1])
         self.room = room
         if room is not None:
-            self.scale = tf.minimum(self.scale, self._longest_valid_move())
+            self.scale = tf.minimum(self.scale, self._longest_valid_move(*room))
         self.rho = tf.broadcast_to(self.scale, tf.shape(x)[:1])
         self.memory_budget = memory_budget
         self.start = first_layer(self.relaxation)
@@ -85,13 +85,12 @@ class VertexBound:
     def num_vertices(self) -> int:
         return self.expansion.num_vertices
 
-    def _longest_valid_move(self) -> tf.Tensor:
+    def _longest_valid_move(self, *room: tf.Tensor) -> tf.Tensor:
         """The radius [batch] beyond which the valid range ends the ball."""
         count = self.num_vertices // 2
         features, steps = self.expansion.moves(tf.range(count), self.x.dtype)
         up, down = (
-            tf.reshape(part, [-1, self.expansion.input_size])
-            for part in self.room
+            tf.reshape(part, [-1, self.expansion.input_size]) for part in room
         )
         largest = tf.gather(tf.maximum(up, down), features, axis=1)
         return tf.reduce_sum(largest / steps, axis=1)
@@ -102,6 +101,8 @@ class VertexBound:
         Args:
             vertices: int tensor [..., V].
         """
+        if self.start is None:
+            raise ValueError("The network has no dense first layer to shift.")
         return self.start.shifts(*self.expansion.moves(vertices, self.x.dtype))
 
     def at(self, vertices: tf.Tensor) -> tf.Tensor:
@@ -209,6 +210,8 @@ class VertexBound:
         Returns:
             Tensor [batch, V] of numbers in [0, 1].
         """
+        if self.room is None:
+            raise ValueError("Without a valid range no share has a cap.")
         features, steps = self.expansion.moves(vertices, self.x.dtype)
         flat = [
             tf.reshape(part, [-1, self.expansion.input_size])

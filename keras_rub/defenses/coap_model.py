@@ -74,12 +74,11 @@ class COAPModel(MarginModel):
             ),
             **kwargs,
         )
-        self._problem: Problem | None = None
         self.setup()
 
     def prepare(self):
         super().prepare()
-        if self._problem is None:
+        if not hasattr(self, "_problem"):
             self._problem = Problem.of(self.base, self.perturbations)
 
     def robust_outputs(self, x, labels, rho, found):

@@ -88,14 +88,14 @@ class RobustModel(keras.Model):
         self.supports_jit = False
         self.base = base
         self.perturbations = perturbations
-        self.num_classes = None
-        self._schedules = {}
-        self._numbers = {}
+        self.num_classes = 0  # not known yet
+        self._schedules: dict[str, Schedule] = {}
+        self._numbers: dict[str, tf.Variable] = {}
         self._set("rho", rho)
         self._set("mix", mix)
         self._log_mix = "mix" in self._schedules or self.mix != 1.0
         self._clean_loss_tracker = keras.metrics.Mean(name="clean_loss")
-        self._output_shapes = None
+        self._output_shapes: tuple[tuple[int | None, ...], ...] | None = None
 
     def setup(self) -> None:
         """Builds, checks and compiles; the last line of each `__init__`."""
@@ -141,7 +141,7 @@ class RobustModel(keras.Model):
 
     def _set(self, name: str, value: float | Schedule):
         schedule = value if callable(value) else None
-        number = check_rho(value if schedule is None else value(0), name)
+        number = check_rho(value if schedule is None else schedule(0), name)
         if name == "mix" and number > 1.0:
             raise ValueError(
                 f"`mix` must be between 0 and 1. Received: `mix={number}`"
@@ -386,9 +386,9 @@ class RobustModel(keras.Model):
 
     def prepare(self) -> None:
         """Checks what is only known of a built model; runs once."""
-        if self.num_classes is not None:
+        if self.num_classes:
             return
-        shapes = self._output_shapes
+        shapes = self._output_shapes or ()
         if len(shapes) != 1 or len(shapes[0]) != 2:
             raise ValueError(
                 "`base` must return one tensor of logits [batch, K]. "

@@ -108,12 +108,11 @@ class RUBModel(MarginModel):
         )
         self.vertices = vertices if vertices == "all" else int(vertices)
         self.memory_budget = int(memory_budget)
-        self._problem: Problem | None = None
         self.setup()
 
     def prepare(self):
         super().prepare()
-        if self._problem is None:
+        if not hasattr(self, "_problem"):
             self._problem = Problem.of(
                 self.base, self.perturbations, self.memory_budget
             )

@@ -96,7 +96,7 @@ def evaluate(
     }
     radii_of = _radii_by_norm(radii, list(sets))
     method = _method(certificates)
-    options = {"batch_size": batch_size, "seed": seed}
+    options: dict[str, Any] = {"batch_size": batch_size, "seed": seed}
     suites = {
         norm: attack_module.Suite(
             model, attacks=attacks, perturbations=found, **options
@@ -128,7 +128,7 @@ def evaluate(
                 except UnsupportedLayerError as error:
                     notes.append(f"No certificate for L{norm}: {error}")
                 progress.done()
-        found = signs.look(
+        seen = signs.look(
             model,
             x,
             labels,
@@ -145,7 +145,7 @@ def evaluate(
         perturbations=attacker,
         standing=standing,
         certified=certified,
-        signs=found,
+        signs=seen,
         examples=kept,
         notes=tuple(notes),
     )
