@@ -56,7 +56,7 @@ class Decision(NamedTuple):
 
 def no_witnesses(problem: Problem, method: Method, count: tf.Tensor):
     """Vertices [count, W] to begin with: any will do."""
-    width = problem.program.num_classes - 1 if method.uses_vertices else 0
+    width = problem.program.num_classes - 1 if method.uses_vertices else 1
     return tf.zeros([count, width], tf.int32)
 
 
