@@ -22,6 +22,7 @@ FLOORS = [
         "bounds.rules",
     ],
     [
+        "bounds.maxima",
         "bounds.competitors",
         "bounds.majorant",
         "bounds.first_layer",

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
-from keras_rub.bounds.competitors import Competitors
+from keras_rub.bounds.competitors import Competitors, draw
 from keras_rub.perturbations import PerturbationSet
 
 _LOGGER = logging.getLogger("keras_rub")
@@ -22,6 +22,7 @@ def first_order_margins(
     labels: tf.Tensor,
     rho: tf.Tensor,
     perturbations: PerturbationSet,
+    competitors: int | str = "all",
 ) -> tf.Tensor:
     """Worst-case margins of the network's linear model at each input.
 
@@ -35,6 +36,9 @@ def first_order_margins(
         labels: int tensor [batch].
         rho: tensor [] or [batch]. The radii.
         perturbations: `PerturbationSet`. Norm, mask and weights.
+        competitors: int or `"all"`. How many classes a sample to take a
+            gradient of, drawn at random; see `Competitors.lift`. Defaults to
+            `"all"`.
 
     Returns:
         Tensor [batch, K], 0 at the label.
@@ -42,14 +46,20 @@ def first_order_margins(
     with tf.GradientTape(persistent=True) as tape:
         tape.watch(x)
         logits = tf.cast(network(x), tf.float32)
-        competitors = Competitors(labels, logits.shape[-1])
-        margins = competitors.margins(logits)
-        rows = tf.unstack(margins, axis=1)
-    jacobian = _jacobian(tape, margins, rows, x)
-    shape = tuple(x.shape[1:])
-    steepest = perturbations.support(jacobian, shape)
-    rho = tf.reshape(tf.cast(rho, steepest.dtype), [-1, 1])
-    return competitors.to_classes(margins + rho * steepest)
+        everyone = Competitors(labels, logits.shape[-1])
+        margins = everyone.margins(logits)
+        drawn = None
+        if not isinstance(competitors, str):
+            drawn, _ = draw(margins, competitors, replace=False)
+        chosen = Competitors(labels, logits.shape[-1], drawn)
+        own = margins if drawn is None else chosen.margins(logits)
+        rows = tf.unstack(own, axis=1)
+    jacobian = _jacobian(tape, own, rows, x)
+    steepest = perturbations.support(jacobian, tuple(x.shape[1:]))
+    lifts = tf.reshape(tf.cast(rho, steepest.dtype), [-1, 1]) * steepest
+    if drawn is None:
+        return everyone.to_classes(margins + lifts)
+    return everyone.to_classes(chosen.lift(margins, lifts))
 
 
 def _jacobian(tape, margins, rows, x) -> tf.Tensor:

@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
+from keras_rub.bounds import maxima
 from keras_rub.bounds.competitors import Competitors
-from keras_rub.bounds.majorant import first_maximum
 from keras_rub.bounds.program import Affine, Convex, Max, Operation, Program
 from keras_rub.perturbations import PerturbationSet
 
@@ -124,8 +124,8 @@ class LinearRelaxation:
         elif isinstance(operation, Max):
             self.parallel = False
             output = Interval(
-                tf.reduce_max(interval.low, axis=operation.axis),
-                tf.reduce_max(interval.high, axis=operation.axis),
+                maxima.largest(interval.low, operation.axes),
+                maxima.largest(interval.high, operation.axes),
             )
             lines = max_lines(operation, interval)
         self.intervals[operation.output] = output
@@ -351,8 +351,8 @@ class LinearRelaxation:
             negative = row - positive
             if isinstance(operation, Max):
                 # Spread over the entries of which the maximum is taken.
-                positive = tf.expand_dims(positive, operation.axis)
-                negative = tf.expand_dims(negative, operation.axis)
+                positive = maxima.spread(positive, operation.axes)
+                negative = maxima.spread(negative, operation.axes)
             part = (
                 positive * lines.upper_slope[:, None]
                 + negative * lines.lower_slope[:, None]
@@ -422,19 +422,18 @@ def convex_lines(operation: Convex, interval: Interval, kind: str) -> Lines:
 def max_lines(operation: Max, interval: Interval) -> Lines:
     """Lines of a maximum: exact where one entry always wins.
 
-    The slopes have the axis of the entries, the heights do not.
+    The slopes have the axes of the entries, the heights do not.
     """
-    axis = operation.axis
+    axes = operation.axes
     low, high = interval
-    winner = first_maximum(low, axis)
-    lowest = tf.reduce_max(low, axis=axis)
-    others = tf.reduce_max(
-        tf.where(winner > 0, tf.cast(high.dtype.min, high.dtype), high),
-        axis=axis,
+    winner = maxima.first_largest(low, axes)
+    lowest = maxima.largest(low, axes)
+    others = maxima.largest(
+        tf.where(winner > 0, tf.cast(high.dtype.min, high.dtype), high), axes
     )
     decided = lowest >= others
-    highest = tf.reduce_max(high, axis=axis)
-    decided_row = tf.cast(tf.expand_dims(decided, axis), low.dtype)
+    highest = maxima.largest(high, axes)
+    decided_row = tf.cast(maxima.spread(decided, axes), low.dtype)
     return Lines(
         winner * decided_row,
         tf.where(decided, tf.zeros_like(highest), highest),

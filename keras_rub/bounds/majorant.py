@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
+from keras_rub.bounds import maxima
 from keras_rub.bounds.competitors import Competitors
 from keras_rub.bounds.program import (
     Affine,
@@ -51,6 +52,35 @@ class Majorant(NamedTuple):
         return cls(upper - negative, upper + negative)
 
 
+class Clean(NamedTuple):
+    """What the clean inputs decide: all values, and the lines that touch."""
+
+    values: dict[int, tf.Tensor]
+    choices: dict[int, tf.Tensor]
+
+
+def clean_pass(program: Program, x: tf.Tensor) -> Clean:
+    """Runs the network on clean inputs [batch, *features]."""
+    values = {0: x}
+    choices = {}
+    for operation in program.operations:
+        inputs = [values[index] for index in operation.inputs]
+        if isinstance(operation, Affine):
+            value = operation.apply(*inputs)
+        elif isinstance(operation, Convex):
+            activation = operation.activation
+            value = activation.function(*inputs)
+            choices[operation.output] = activation.tangent_parameter(*inputs)
+        elif isinstance(operation, Max):
+            value = maxima.largest(inputs[0], operation.axes)
+            # The one position that attains the maximum (the first one).
+            choices[operation.output] = maxima.first_largest(
+                inputs[0], operation.axes
+            )
+        values[operation.output] = value
+    return Clean(values, choices)
+
+
 class Relaxation:
     """A program, made ready for one batch: all that the clean inputs decide.
 
@@ -61,8 +91,8 @@ class Relaxation:
 
     Args:
         program: the network.
-        x: tensor [batch, *features]. The clean inputs.
-        competitors: the classes that compete with their labels.
+        clean: its clean pass.
+        competitors: the classes that compete with the labels.
         choices: dict from an operation's output to the parameters of its
             lines, or `None`. Any choice is sound. Defaults to `None`, the
             lines that touch at the clean inputs, as in the paper.
@@ -71,7 +101,7 @@ class Relaxation:
     def __init__(
         self,
         program: Program,
-        x: tf.Tensor,
+        clean: Clean,
         competitors: Competitors,
         choices: Mapping[int, tf.Tensor] | None = None,
     ):
@@ -84,32 +114,17 @@ class Relaxation:
             if operation not in self.suffix
         ]
         self.ends = frontier(self.body, self.suffix, program.output)
-        self.values, self.choices = self._clean_pass(x)
-        self.choices.update(choices or {})
+        self.values = clean.values
+        self.choices = {**clean.choices, **(choices or {})}
         self.rows, self.constant = self._margin_rows()
-        self.clean_margins = self.margins({0: Majorant(x)}, copies=1)[:, 0]
-
-    def _clean_pass(self, x):
-        values = {0: x}
-        choices = {}
-        for operation in self.program.operations:
-            inputs = [values[index] for index in operation.inputs]
-            if isinstance(operation, Affine):
-                value = operation.apply(*inputs)
-            elif isinstance(operation, Convex):
-                activation = operation.activation
-                value = activation.function(*inputs)
-                choices[operation.output] = activation.tangent_parameter(
-                    *inputs
-                )
-            elif isinstance(operation, Max):
-                value = tf.reduce_max(*inputs, axis=operation.axis)
-                # The one position that attains the maximum (the first one).
-                choices[operation.output] = first_maximum(
-                    inputs[0], operation.axis
-                )
-            values[operation.output] = value
-        return values, choices
+        if choices is None:
+            # Lines that touch at the clean input are exact there.
+            start, rest = self.values, []
+        else:
+            start, rest = {0: clean.values[0]}, self.body
+        self.clean_margins = self.margins(
+            {index: Majorant(value) for index, value in start.items()}, 1, rest
+        )[:, 0]
 
     def _margin_rows(self):
         """The margins as affine functions of the values in `ends`.
@@ -198,7 +213,7 @@ class Relaxation:
                 zero = tf.zeros_like(inputs[0][:1])
                 size = inputs[0] + tf.abs(operation.activation.function(zero))
             elif isinstance(operation, Max):
-                size = tf.reduce_max(inputs[0], axis=operation.axis)
+                size = maxima.largest(inputs[0], operation.axes)
             if operation.output in reach:
                 size += reach[operation.output]
             sizes[operation.output] = size
@@ -294,8 +309,8 @@ class Relaxation:
             tf.multiply, bound.negative, 0.5 * choice, copies
         )
         return Majorant.of_halves(
-            0.5 * tf.reduce_max(bound.upper, axis=operation.axis),
-            tf.reduce_sum(chosen, axis=operation.axis),
+            0.5 * maxima.largest(bound.upper, operation.axes),
+            maxima.total(chosen, operation.axes),
         )
 
 
@@ -307,16 +322,6 @@ def _for_each_point(function, points, per_sample, copies):
     grouped = tf.reshape(points, tf.concat([[-1, copies], shape[1:]], axis=0))
     result = tf.reshape(function(grouped, per_sample[:, None]), shape)
     return tf.ensure_shape(result, [None, *points.shape[1:]])
-
-
-def first_maximum(tensor: tf.Tensor, axis: int) -> tf.Tensor:
-    """1 at the first place along `axis` that attains the maximum, else 0."""
-    return tf.one_hot(
-        tf.argmax(tensor, axis=axis),
-        tensor.shape[axis],
-        axis=axis % len(tensor.shape),
-        dtype=tensor.dtype,
-    )
 
 
 def _features(tensor: tf.Tensor) -> int:

@@ -13,7 +13,7 @@ from keras_rub.bounds import rounding
 from keras_rub.bounds.competitors import Competitors
 from keras_rub.bounds.linear import LinearRelaxation
 from keras_rub.bounds.lowering import lower
-from keras_rub.bounds.majorant import Relaxation
+from keras_rub.bounds.majorant import Clean, Relaxation, clean_pass
 from keras_rub.bounds.program import Program
 from keras_rub.bounds.vertex_expansion import VertexExpansion
 from keras_rub.bounds.vertices import VertexBound
@@ -59,18 +59,23 @@ class Problem:
         expansion.build((None, *self.program.input_shape))
         return expansion
 
-    def competitors(self, labels: tf.Tensor) -> Competitors:
-        """The classes that compete with these labels."""
-        return Competitors(labels, self.program.num_classes)
+    def clean(self, x: tf.Tensor) -> Clean:
+        """The clean pass of a batch."""
+        return clean_pass(self.program, x)
+
+    def competitors(
+        self, labels: tf.Tensor, drawn: tf.Tensor | None = None
+    ) -> Competitors:
+        """The classes that compete with these labels; see `Competitors`."""
+        return Competitors(labels, self.program.num_classes, drawn)
 
     def relaxation(self, x: tf.Tensor, labels: tf.Tensor) -> Relaxation:
         """The network, made ready for a batch."""
-        return Relaxation(self.program, x, self.competitors(labels))
+        return Relaxation(self.program, self.clean(x), self.competitors(labels))
 
     def logits(self, x: tf.Tensor) -> tf.Tensor:
         """The network's outputs [batch, K], in the type of `x`."""
-        labels = tf.zeros(tf.shape(x)[:1], tf.int32)
-        return self.relaxation(x, labels).values[self.program.output]
+        return self.clean(x).values[self.program.output]
 
     def allowance(
         self, x: tf.Tensor, labels: tf.Tensor, rho: tf.Tensor
@@ -86,13 +91,26 @@ class Problem:
         labels: tf.Tensor,
         rho: tf.Tensor,
         choices: Mapping[int, tf.Tensor] | None = None,
+        *,
+        clean: Clean | None = None,
+        drawn: tf.Tensor | None = None,
     ) -> VertexBound:
-        """The majorant at the vertices; see `VertexBound`."""
+        """The majorant at the vertices; see `VertexBound`.
+
+        Args:
+            x: tensor [batch, *features].
+            labels: int tensor [batch].
+            rho: tensor [] or [batch].
+            choices: other lines below the activations; see `Relaxation`.
+            clean: the clean pass of `x`, if it is known already.
+            drawn: int tensor [batch, C]. The competitors that count. Defaults
+                to `None`, all of them.
+        """
         return VertexBound(
             self.program,
             self.expansion,
-            x,
-            labels,
+            self.clean(x) if clean is None else clean,
+            self.competitors(labels, drawn),
             rho,
             room=self.perturbations.room(x),
             memory_budget=self.memory_budget,

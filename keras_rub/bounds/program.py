@@ -53,9 +53,12 @@ class Convex(Operation):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Max(Operation):
-    """The maximum over one axis, which must not be the batch axis."""
+    """The maximum over some axes, none of which is the batch axis.
 
-    axis: int
+    They are negative, counted from the end, and go from the last to the first.
+    """
+
+    axes: tuple[int, ...]
 
 
 class Program:
@@ -184,9 +187,13 @@ class Symbol:
             return self
         return self.program.add(Convex, [self], activation=activation)
 
-    def max(self, axis: int) -> Symbol:
-        """The maximum over a negative (counted from the end) axis."""
-        return self.program.add(Max, [self], axis=axis)
+    def max(self, axis: int | tuple[int, ...]) -> Symbol:
+        """The maximum over one negative (counted from the end) axis, or some.
+
+        Several go from the last to the first: `(-2, -4)`.
+        """
+        axes = (axis,) if isinstance(axis, int) else tuple(axis)
+        return self.program.add(Max, [self], axes=axes)
 
 
 def affine(

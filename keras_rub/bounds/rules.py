@@ -232,32 +232,41 @@ def _max_pooling(layer, x):
     if layer.data_format == "channels_first":
         raise unsupported(layer, "with data_format 'channels_first'")
 
-    # One window's entries become an axis of their own, before the channels.
-    def windows(t, outside):
-        t = _pad_same(layer, t, outside) if layer.padding == "same" else t
-        parts = []
-        for offset in _offsets(layer.pool_size):
-            index = [slice(None)]
-            for axis in range(rank):
-                size = t.shape[axis + 1] - layer.pool_size[axis]
-                index.append(
-                    slice(
-                        offset[axis],
-                        offset[axis] + size + 1,
-                        layer.strides[axis],
-                    )
-                )
-            parts.append(t[tuple(index)])
-        return tf.stack(parts, axis=-2)
+    if tuple(layer.strides) == tuple(layer.pool_size):
+        # Windows that do not overlap need no copies: the axes are split.
+        windows, axes = _tiles, tuple(-2 - 2 * axis for axis in range(rank))
+    else:
+        windows, axes = _copies, (-2,)
 
     def apply(t):
         # Padding must never win, and must not become infinity minus infinity.
-        return windows(t, outside=t.dtype.min / 4)
+        return windows(layer, _pad_same(layer, t, outside=t.dtype.min / 4))
 
     def magnitude(r):
-        return windows(r, outside=0.0)
+        return windows(layer, _pad_same(layer, r, outside=0.0))
 
-    return x.affine(apply, magnitude).max(axis=-2)
+    return x.affine(apply, magnitude).max(axes)
+
+
+def _tiles(layer, t: tf.Tensor) -> tf.Tensor:
+    """[n, d, ..., channels] -> [n, d / p, p, ..., channels]."""
+    index, shape = [slice(None)], [-1]
+    for length, size in zip(t.shape[1:-1], layer.pool_size, strict=True):
+        index.append(slice(length // size * size))
+        shape += [length // size, size]
+    return tf.reshape(t[tuple(index)], [*shape, t.shape[-1]])
+
+
+def _copies(layer, t: tf.Tensor) -> tf.Tensor:
+    """One window's entries become an axis of their own, before the channels."""
+    parts = []
+    for offset in _offsets(layer.pool_size):
+        index = [slice(None)]
+        for axis, size in enumerate(layer.pool_size):
+            end = offset[axis] + t.shape[axis + 1] - size + 1
+            index.append(slice(offset[axis], end, layer.strides[axis]))
+        parts.append(t[tuple(index)])
+    return tf.stack(parts, axis=-2)
 
 
 def _offsets(pool_size):
@@ -267,7 +276,9 @@ def _offsets(pool_size):
     return grid
 
 
-def _pad_same(layer, t, outside):
+def _pad_same(layer, t: tf.Tensor, outside: float) -> tf.Tensor:
+    if layer.padding != "same":
+        return t
     paddings = [(0, 0)]
     for axis, (size, stride) in enumerate(
         zip(layer.pool_size, layer.strides, strict=True)

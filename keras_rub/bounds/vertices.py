@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from keras_rub.bounds.competitors import Competitors
 from keras_rub.bounds.first_layer import first_layer
-from keras_rub.bounds.majorant import Majorant, Relaxation
+from keras_rub.bounds.majorant import Clean, Majorant, Relaxation
 from keras_rub.bounds.program import Program
 from keras_rub.bounds.vertex_expansion import VertexExpansion
 
@@ -31,6 +31,12 @@ class WorstCase(NamedTuple):
     shares: tf.Tensor
     margins: tf.Tensor
 
+    def take(self, competitors: tf.Tensor) -> WorstCase:
+        """The same for some competitors [batch, C], also repeated ones."""
+        return WorstCase(
+            *(tf.gather(part, competitors, batch_dims=1) for part in self)
+        )
+
 
 def _not_nan(values: tf.Tensor) -> tf.Tensor:
     """NaN as the largest number: a comparison would pass it over."""
@@ -43,8 +49,8 @@ class VertexBound:
     Args:
         program: the network.
         expansion: built `VertexExpansion` layer. Lists the vertices.
-        x: tensor [batch, *features]. The clean inputs.
-        labels: int tensor [batch].
+        clean: clean pass of the inputs [batch, *features].
+        competitors: the classes that compete with their labels.
         rho: tensor [] or [batch]. The radii.
         room: pair of tensors like `x`, or `None`. How far each feature can
             move up, and down.
@@ -58,19 +64,17 @@ class VertexBound:
         self,
         program: Program,
         expansion: VertexExpansion,
-        x: tf.Tensor,
-        labels: tf.Tensor,
+        clean: Clean,
+        competitors: Competitors,
         rho: tf.Tensor,
         *,
         room: tuple[tf.Tensor, tf.Tensor] | None = None,
         memory_budget: int = 2**26,
         choices: Mapping[int, tf.Tensor] | None = None,
     ):
-        self.relaxation = Relaxation(
-            program, x, Competitors(labels, program.num_classes), choices
-        )
+        self.relaxation = Relaxation(program, clean, competitors, choices)
         self.expansion = expansion
-        self.x = x
+        self.x = x = clean.values[0]
         # [1] or [batch]: a common radius is multiplied into the vertices,
         # not into each sample's.
         self.scale = tf.reshape(tf.cast(rho, x.dtype), [-1])

@@ -11,6 +11,7 @@ from keras_rub.defenses.robust_model import (
     MarginModel,
     Schedule,
     attacker_without_range,
+    count_or_all,
 )
 from keras_rub.perturbations import PerturbationSet
 
@@ -40,6 +41,9 @@ class ARUBModel(MarginModel):
             cost of moving each feature by one unit. Defaults to `None`.
         perturbations: `PerturbationSet`, or `None`. The whole attacker, in
             place of the arguments that name a part of it. Defaults to `None`.
+        competitors: int or `"all"`. How many competing classes a sample a
+            training step looks at, drawn anew each time, the likely ones more
+            often; the others rise as these do. Defaults to `1`.
         **kwargs: other `keras.Model` arguments, such as `name`.
 
     Example:
@@ -64,6 +68,7 @@ class ARUBModel(MarginModel):
         mask: Any = None,
         weights: Any = None,
         perturbations: PerturbationSet | None = None,
+        competitors: int | str = 1,
         **kwargs: Any,
     ):
         super().__init__(
@@ -75,7 +80,11 @@ class ARUBModel(MarginModel):
             ),
             **kwargs,
         )
+        self.competitors = count_or_all("competitors", competitors)
         self.setup()
+
+    def search(self, x, labels, rho, training=False):
+        return self.drawn_competitors if training else "all"
 
     def robust_outputs(self, x, labels, rho, found):
         return first_order_margins(
@@ -84,9 +93,14 @@ class ARUBModel(MarginModel):
             labels,
             rho,
             self.perturbations,
+            competitors=found,
         )
 
     def get_config(self):
         config = self.perturbations.get_config()
         del config["input_range"]
-        return {**super().get_config(), **config}
+        return {
+            **super().get_config(),
+            **config,
+            "competitors": self.competitors,
+        }

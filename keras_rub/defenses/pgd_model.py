@@ -99,7 +99,7 @@ class PGDModel(RobustModel):
         self.restarts = int(restarts)
         self.setup()
 
-    def search(self, x, labels, rho):
+    def search(self, x, labels, rho, training=False):
         def loss(points):
             logits = tf.cast(self.logits_of(points), tf.float32)
             return tf.nn.sparse_softmax_cross_entropy_with_logits(

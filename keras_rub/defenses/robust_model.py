@@ -93,7 +93,8 @@ class RobustModel(keras.Model):
         self._numbers: dict[str, tf.Variable] = {}
         self._set("rho", rho)
         self._set("mix", mix)
-        self._log_mix = "mix" in self._schedules or self.mix != 1.0
+        # Whether the clean loss ever had a weight.
+        self._mixes = "mix" in self._schedules or self.mix != 1.0
         self._clean_loss_tracker = keras.metrics.Mean(name="clean_loss")
         self._output_shapes: tuple[tuple[int | None, ...], ...] | None = None
 
@@ -137,7 +138,9 @@ class RobustModel(keras.Model):
     @mix.setter
     def mix(self, value: float | Schedule):
         self._set("mix", value)
-        self._log_mix |= callable(value) or value != 1.0
+        if not self._mixes and (callable(value) or value != 1.0):
+            self._mixes = True
+            self._trace_again()
 
     def _set(self, name: str, value: float | Schedule):
         schedule = value if callable(value) else None
@@ -159,10 +162,13 @@ class RobustModel(keras.Model):
         self._numbers[name].assign(number)
         if schedule is not None or replaced is not None:
             # A traced step has the schedule, or its absence, built in.
-            if self.train_function is not None:
-                self.make_train_function(force=True)
-            if self.test_function is not None:
-                self.make_test_function(force=True)
+            self._trace_again()
+
+    def _trace_again(self) -> None:
+        if self.train_function is not None:
+            self.make_train_function(force=True)
+        if self.test_function is not None:
+            self.make_test_function(force=True)
 
     def _in_force(self, name: str) -> tf.Tensor:
         if name not in self._schedules:
@@ -258,7 +264,7 @@ class RobustModel(keras.Model):
 
     def train_step(self, data):
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
-        y, step = self._find_worst_case(x, y)
+        y, step = self._find_worst_case(x, y, training=True)
         with tf.GradientTape() as tape:
             y_pred, losses = self._both_losses(
                 x, y, sample_weight, step, training=True
@@ -272,13 +278,13 @@ class RobustModel(keras.Model):
 
     def test_step(self, data):
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
-        y, step = self._find_worst_case(x, y)
+        y, step = self._find_worst_case(x, y, training=False)
         y_pred, losses = self._both_losses(
             x, y, sample_weight, step, training=False
         )
         return self._logs(x, y, y_pred, sample_weight, losses, step)
 
-    def _find_worst_case(self, x, y):
+    def _find_worst_case(self, x, y, training):
         """The part of a step that no gradient is taken of."""
         if self._output_shapes is None:
             self(x)
@@ -289,7 +295,7 @@ class RobustModel(keras.Model):
         # The user's loss reads y itself: let that wait for the checks too.
         with tf.control_dependencies([labels]):
             y = keras.tree.map_structure(tf.identity, y)
-        found = self.search(features, labels, rho)
+        found = self.search(features, labels, rho, training)
         return y, Step(features, labels, rho, mix, found)
 
     def _both_losses(self, x, y, sample_weight, step, training):
@@ -307,12 +313,14 @@ class RobustModel(keras.Model):
         # of one and the same pass.
         robust_loss = self.robust_loss(loss, step)
         y_pred = self(x, training=training)
-        clean, robust = loss(y_pred), robust_loss()
-        mix = tf.cast(step.mix, robust.dtype)
-        return y_pred, {
-            "loss": mix * robust + (1.0 - mix) * clean,
-            "clean_loss": clean,
-        }
+        if self._mixes:
+            clean, robust = loss(y_pred), robust_loss()
+            mix = tf.cast(step.mix, robust.dtype)
+            total = mix * robust + (1.0 - mix) * clean
+        else:
+            # Without a weight the clean loss needs no gradient.
+            clean, total = loss(tf.stop_gradient(y_pred)), robust_loss()
+        return y_pred, {"loss": total, "clean_loss": clean}
 
     def _logs(self, x, y, y_pred, sample_weight, losses, step):
         for metric in self._input_metrics:
@@ -325,19 +333,27 @@ class RobustModel(keras.Model):
             trackers[name].update_state(loss * replicas, sample_weight=count)
         logs = self.compute_metrics(x, y, y_pred, sample_weight=sample_weight)
         logs["rho"] = step.rho
-        if self._log_mix:
+        if self._mixes:
             logs["mix"] = step.mix
         return logs
 
     # What a defence adds ----------------------------------------------------
 
-    def search(self, x: tf.Tensor, labels: tf.Tensor, rho: tf.Tensor) -> Any:
+    def search(
+        self,
+        x: tf.Tensor,
+        labels: tf.Tensor,
+        rho: tf.Tensor,
+        training: bool = False,
+    ) -> Any:
         """Looks for the worst case; no gradient is taken of this part.
 
         Args:
             x: float tensor [batch, *features].
             labels: int tensor [batch].
             rho: tensor [] or [batch].
+            training: bool. Whether a gradient step follows, for which an
+                estimate will do. Defaults to `False`.
 
         Returns:
             Anything that `robust_outputs` needs.
@@ -436,6 +452,18 @@ class RobustModel(keras.Model):
         return cls(**config)
 
 
+def count_or_all(name: str, value: Any) -> int | str:
+    """A whole number of at least 1, or `"all"`; else an error."""
+    if value == "all":
+        return "all"
+    if isinstance(value, (bool, str)) or int(value) != value or value < 1:
+        raise ValueError(
+            f'`{name}` must be "all" or a whole number of at least 1. '
+            f"Received: `{name}={value!r}`"
+        )
+    return int(value)
+
+
 def attacker_without_range(
     perturbations: PerturbationSet | None, **shorthand: Any
 ) -> PerturbationSet:
@@ -530,6 +558,17 @@ class MarginModel(RobustModel):
             labels = checks.class_labels(y, self.num_classes)
             found = self.search(x, labels, rho)
             return self.robust_outputs(x, labels, rho, found)
+
+    # How many competing classes a training step looks at.
+    competitors: int | str = "all"
+
+    @property
+    def drawn_competitors(self) -> int | str:
+        """The same, `"all"` where there are no more than that."""
+        if isinstance(self.competitors, str):
+            return self.competitors
+        few = self.num_classes - 1 <= self.competitors
+        return "all" if few else self.competitors
 
     def check_loss(self, loss: Any) -> None:
         losses = keras.tree.flatten(loss)

@@ -2,14 +2,35 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
+import tensorflow as tf
 
 from keras_rub.bounds import screening
+from keras_rub.bounds.competitors import draw
 from keras_rub.bounds.problem import Problem
-from keras_rub.defenses.robust_model import MarginModel, Schedule
+from keras_rub.bounds.vertices import WorstCase
+from keras_rub.defenses.robust_model import (
+    MarginModel,
+    Schedule,
+    count_or_all,
+)
 from keras_rub.perturbations import PerturbationSet, attacker_of
+
+
+class _Sample(NamedTuple):
+    """Some competitors of each sample, drawn for one training step.
+
+    `drawn` [batch, C] are their numbers and `worst` their worst cases. Where
+    the margins [batch, K - 1] of all competitors are known, `shares`
+    [batch, C] is how likely each draw was.
+    """
+
+    drawn: tf.Tensor
+    worst: WorstCase
+    margins: tf.Tensor | None = None
+    shares: tf.Tensor | None = None
 
 
 @keras.saving.register_keras_serializable("keras_rub")
@@ -43,6 +64,12 @@ class RUBModel(MarginModel):
             place of the arguments that name a part of it. Defaults to `None`.
         vertices: int or `"all"`. How many vertices a sample to evaluate.
             Defaults to `32`.
+        competitors: int or `"all"`. How many competing classes a sample a
+            training step looks at, drawn anew each time, the likely ones more
+            often; the others rise as these do. A step then costs the same
+            for any number of classes. With `vertices="all"` the gradient of
+            the draw is unbiased. Validation and `worst_case_margins` look at
+            all. Defaults to `1`.
         memory_budget: int. Bytes that one chunk of vertices may take.
             Defaults to `2**26` (64 MiB).
         **kwargs: other `keras.Model` arguments, such as `name`.
@@ -71,16 +98,10 @@ class RUBModel(MarginModel):
         weights: Any = None,
         perturbations: PerturbationSet | None = None,
         vertices: int | str = 32,
+        competitors: int | str = 1,
         memory_budget: int = 2**26,
         **kwargs: Any,
     ):
-        if vertices != "all" and (
-            isinstance(vertices, (bool, str)) or int(vertices) < 1
-        ):
-            raise ValueError(
-                '`vertices` must be "all" or a whole number of at least 1. '
-                f"Received: `vertices={vertices!r}`"
-            )
         if not int(memory_budget) > 0:
             raise ValueError(
                 "`memory_budget` must be a positive number of bytes. "
@@ -106,7 +127,8 @@ class RUBModel(MarginModel):
             perturbations=attacker,
             **kwargs,
         )
-        self.vertices = vertices if vertices == "all" else int(vertices)
+        self.vertices = count_or_all("vertices", vertices)
+        self.competitors = count_or_all("competitors", competitors)
         self.memory_budget = int(memory_budget)
         self.setup()
 
@@ -117,14 +139,54 @@ class RUBModel(MarginModel):
                 self.base, self.perturbations, self.memory_budget
             )
 
-    def search(self, x, labels, rho):
-        bound = self._problem.vertex_bound(x, labels, rho)
-        return bound.worst_case(screening.candidates(bound, self.vertices))
+    def search(self, x, labels, rho, training=False):
+        count = self.drawn_competitors if training else "all"
+        if isinstance(count, str):
+            bound = self._problem.vertex_bound(x, labels, rho)
+            return bound.worst_case(screening.candidates(bound, self.vertices))
+        clean = self._problem.clean(x)
+        if isinstance(self.vertices, str):
+            bound = self._problem.vertex_bound(x, labels, rho, clean=clean)
+            worst = bound.worst_case()
+            drawn, shares = draw(worst.margins, count, replace=True)
+            return _Sample(drawn, worst.take(drawn), worst.margins, shares)
+        competitors = self._problem.competitors(labels)
+        logits = clean.values[self._problem.program.output]
+        drawn, _ = draw(competitors.margins(logits), count, replace=False)
+        bound = self._problem.vertex_bound(
+            x, labels, rho, clean=clean, drawn=drawn
+        )
+        # As many for each as there are when all are searched.
+        vertices = -(-self.vertices * count // (self.num_classes - 1))
+        worst = bound.worst_case(screening.candidates(bound, vertices))
+        return _Sample(drawn, worst)
 
     def robust_outputs(self, x, labels, rho, found):
-        bound = self._problem.vertex_bound(x, labels, rho)
+        if isinstance(found, WorstCase):
+            bound = self._problem.vertex_bound(x, labels, rho)
+            competitors = bound.relaxation.competitors
+            return competitors.to_classes(bound.at_worst_case(found))
+        clean = self._problem.clean(x)
+        bound = self._problem.vertex_bound(
+            x, labels, rho, clean=clean, drawn=found.drawn
+        )
         competitors = bound.relaxation.competitors
-        return competitors.to_classes(bound.at_worst_case(found))
+        margins = bound.at_worst_case(found.worst)
+        if found.margins is None:
+            everyone = self._problem.competitors(labels)
+            logits = clean.values[self._problem.program.output]
+            lifted = competitors.lift(
+                everyone.margins(logits),
+                margins - bound.relaxation.clean_margins,
+            )
+            return competitors.to_classes(lifted)
+        # The value of every margin is known; one draw stands for the gradients
+        # of all, as often as it is rare.
+        weights = 1.0 / (found.shares * found.shares.shape[-1])
+        change = (margins - tf.stop_gradient(margins)) * weights
+        return competitors.to_classes(
+            found.margins + competitors.spread(change)
+        )
 
     def get_config(self):
         config = self.perturbations.get_config()
@@ -133,5 +195,6 @@ class RUBModel(MarginModel):
             **super().get_config(),
             **config,
             "vertices": self.vertices,
+            "competitors": self.competitors,
             "memory_budget": self.memory_budget,
         }
