@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import csv
 import dataclasses
-import json
 import os
 import pathlib
 from typing import Any
@@ -15,7 +14,8 @@ import tensorflow as tf
 
 from keras_rub import defenses, distribution, models
 from keras_rub.datasets import Dataset
-from keras_rub.files import write_atomically
+from keras_rub.files import replacing
+from keras_rub.resuming import claim
 from keras_rub.uncertainty import canonical_norm, check_rho
 
 DEFENSES = {
@@ -270,27 +270,8 @@ def _fit_on_workers(recipe, model, data, folder, strategy):
 
 def save(model: keras.Model, path: str | os.PathLike) -> None:
     """Saves a model so that a reader never sees half of it."""
-    path = pathlib.Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f"{path.stem}.{os.getpid()}.partial.keras")
-    model.save(partial)
-    partial.replace(path)
-
-
-def claim(folder: pathlib.Path, config: dict[str, Any]) -> None:
-    """Makes the folder this run's own, or refuses."""
-    path = folder / "config.json"
-    if not path.exists():
-        write_atomically(path, json.dumps(config, indent=2) + "\n")
-        return
-    other = json.loads(path.read_text())
-    if other != config:
-        keys = sorted({*config, *other})
-        changed = [key for key in keys if other.get(key) != config.get(key)]
-        raise ValueError(
-            f"{folder} holds another run: {', '.join(changed)} differ. "
-            "Choose another folder."
-        )
+    with replacing(path) as partial:
+        model.save(partial)
 
 
 def _choose(name, value, known):

@@ -37,6 +37,7 @@ def evaluate(
     mask: Any = None,
     weights: Any = None,
     examples: int = 6,
+    diagnosis: bool = True,
     batch_size: int = 256,
     seed: int = 0,
     verbose: int | str = "auto",
@@ -64,6 +65,9 @@ def evaluate(
             cost of moving each feature by one unit. Defaults to `None`.
         examples: int. Attacked samples to keep for pictures. Defaults to
             `6`.
+        diagnosis: bool. Whether to look for signs of false safety, at the
+            cost of about one more attack; without, `warnings` knows less.
+            Defaults to `True`.
         batch_size: int. Samples that are attacked together. Defaults to
             `256`.
         seed: int. Of random starts and points. Defaults to `0`.
@@ -115,15 +119,17 @@ def evaluate(
                 except UnsupportedLayerError as error:
                     notes.append(f"No certificate for L{norm}: {error}")
                 progress.done()
-        found = signs.look(
-            model,
-            x,
-            labels,
-            {str(n): PerturbationSet(n, **limits) for n in norms},
-            {str(n): max(radii_of[n]) for n in norms},
-            batch_size,
-            seed,
-        )
+        found = None
+        if diagnosis:
+            found = signs.look(
+                model,
+                x,
+                labels,
+                {str(n): PerturbationSet(n, **limits) for n in norms},
+                {str(n): max(radii_of[n]) for n in norms},
+                batch_size,
+                seed,
+            )
         progress.done()
     return Evaluation(
         labels=labels,

@@ -14,8 +14,10 @@ import keras
 import keras_tuner
 import numpy as np
 
-from keras_rub import attacks, datasets, training
-from keras_rub.bounds import UnsupportedLayerError, certify
+from keras_rub import datasets, training
+from keras_rub.evaluation import evaluate
+from keras_rub.files import replacing
+from keras_rub.resuming import claim
 from keras_rub.tuning.oracles import ORACLES, Heartbeat
 from keras_rub.tuning.results import Results
 from keras_rub.tuning.space import SearchSpace, split_defense
@@ -69,8 +71,8 @@ class Sweep:
 
     def claim(self) -> None:
         """Makes the folder this sweep's own, or refuses."""
-        training.claim(
-            pathlib.Path(self.folder),
+        claim(
+            self.folder,
             {
                 "dataset": self.dataset,
                 "space": self.space.to_dict(),
@@ -138,10 +140,8 @@ class Sweep:
             if not source.exists():
                 continue
             target = pathlib.Path(self.folder) / "best" / f"{name}.keras"
-            target.parent.mkdir(exist_ok=True)
-            partial = target.with_suffix(f".{os.getpid()}.partial")
-            shutil.copyfile(source, partial)
-            partial.replace(target)
+            with replacing(target) as partial:
+                shutil.copyfile(source, partial)
             found[name] = target
         return found
 
@@ -170,46 +170,35 @@ class Sweep:
     def score(self, model: keras.Model, x, y) -> list[dict[str, Any]]:
         """Clean, attacked and certified accuracy, for all norms and radii."""
         x, y = x[: self.samples], y[: self.samples]
-        x = x.reshape(len(x), *model.input_shape[1:])
-        rows = []
-
-        def add(criterion, norm, radius, right):
-            rows.append(
-                {
-                    "criterion": criterion,
-                    "norm": norm,
-                    "radius": radius,
-                    "accuracy": round(float(np.mean(right)), 6),
-                }
+        found = evaluate(
+            model,
+            x.reshape(len(x), *model.input_shape[1:]),
+            y,
+            radii=self.radii,
+            norms=list(self.radii),
+            attacks=self.attacks,
+            certificates=self.certificates or False,
+            examples=0,
+            diagnosis=False,
+            seed=self.seed,
+            verbose=0,
+        ).shares()
+        rows = [("clean", "", "", found["clean"])]
+        rows += [
+            (criterion, norm, radius, share)
+            for norm, radii in self.radii.items()
+            for criterion, by_norm in (
+                ("attacked", found["worst"]),
+                ("certified", found["certified"]),
             )
-
-        predicted = model.predict(x, verbose=0).argmax(axis=-1)
-        add("clean", "", "", predicted == y)
-        for norm, radii in self.radii.items():
-            left = np.stack([predicted == y] * len(radii))
-            for name in self.attacks:
-                attack = attacks.make(name, model, norm)
-                for index, points in enumerate(attack.sweep(x, y, radii)):
-                    left[index] &= attack.predict(points) == y
-            for radius, right in zip(radii, left, strict=True):
-                add("attacked", norm, radius, right)
-            for radius, right in self._certified(model, x, y, norm, radii):
-                add("certified", norm, radius, right)
-        return rows
-
-    def _certified(self, model, x, y, norm, radii):
-        method = self.certificates
-        if method is None or (method in ("rub", "alpha-rub") and norm != 1):
-            return
-        try:
-            table = certify(
-                model, x, y, rho=list(radii), norm=norm, method=method,
-                decide_only=True, verbose=0,
-            )  # fmt: skip
-        except UnsupportedLayerError:
-            return
-        for radius, certificate in zip(radii, table, strict=True):
-            yield radius, certificate.certified
+            if str(norm) in by_norm
+            for radius, share in zip(radii, by_norm[str(norm)], strict=True)
+        ]
+        names = ("criterion", "norm", "radius", "accuracy")
+        return [
+            dict(zip(names, (*row[:3], round(row[3], 6)), strict=True))
+            for row in rows
+        ]
 
     def objective_of(self, rows: list[dict[str, Any]]) -> float:
         """What the oracle is told, from the rows of the validation set."""
