@@ -9,6 +9,8 @@ from __future__ import annotations
 import json
 import os
 import pathlib
+import time
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from keras_rub.files import read_json, write_json
@@ -47,18 +49,27 @@ def require_same(
         )
 
 
-def claim(folder: str | os.PathLike, settings: dict[str, Any]) -> None:
+def claim(
+    folder: str | os.PathLike,
+    settings: dict[str, Any],
+    facts: dict[str, Any] | None = None,
+) -> None:
     """Makes a folder this run's own by its config.json, or refuses.
 
     Args:
         folder: the folder; it is made if it is missing.
         settings: everything that decides the results, ready for JSON.
+        facts: what else readers of the file want to know; another run may
+            have other ones. Defaults to `None`.
     """
     path = pathlib.Path(folder) / "config.json"
+    facts = facts or {}
     if path.exists():
-        require_same(settings, read_json(path), folder)
+        others = read_json(path)
+        known = {k: v for k, v in others.items() if k not in facts}
+        require_same(settings, known, folder)
     else:
-        write_json(path, settings, indent=2)
+        write_json(path, {**settings, **facts}, indent=2)
 
 
 class Parts:
@@ -109,6 +120,27 @@ class Parts:
         """Keeps the result of a part, ready for JSON."""
         self.done[name] = result
         write_json(self.path, {"settings": self.settings, "done": self.done})
+
+    def work_off(self, jobs: Mapping[str, Callable[[], Any]]) -> None:
+        """Does the parts that are not done yet, and says how it goes.
+
+        Args:
+            jobs: from the name of each part to what returns its result.
+        """
+        left = [name for name in jobs if name not in self]
+        done = len(jobs) - len(left)
+        if done:
+            print(f"resuming: {done} of {len(jobs)} parts done", flush=True)
+        start = time.monotonic()
+        for number, name in enumerate(left, start=1):
+            self.add(name, jobs[name]())
+            spent = time.monotonic() - start
+            ahead = spent / number * (len(left) - number)
+            print(
+                f"part {done + number} of {len(jobs)} ({name}) done, "
+                f"{ahead:.0f} s left",
+                flush=True,
+            )
 
     def remove(self) -> None:
         """Deletes the file, when the whole work is done."""

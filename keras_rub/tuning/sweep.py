@@ -16,7 +16,7 @@ import numpy as np
 
 from keras_rub import datasets, training
 from keras_rub.evaluation import evaluate
-from keras_rub.files import replacing
+from keras_rub.files import replacing, write_json
 from keras_rub.resuming import claim
 from keras_rub.tuning.oracles import ORACLES, Heartbeat
 from keras_rub.tuning.results import Results
@@ -35,6 +35,7 @@ class Sweep:
         radii: dict from the norm (1, 2, `"inf"`) to the radii of the attacks.
         folder: where results, models and the tuner's state go.
         data_dir: the data folder, or `None`.
+        label: column of a CSV file with the classes, or `None`, the last.
         oracle: `"grid"`, `"random"`, `"bayesian"` or `"hyperband"`.
         objective: what the oracle maximises on the validation set:
             `"mean"` of all attacked accuracies, or such as
@@ -52,6 +53,7 @@ class Sweep:
     radii: dict[int | str, list[float]]
     folder: str | os.PathLike
     data_dir: str | None = None
+    label: str | None = None
     oracle: str = "random"
     objective: str = "mean"
     steps: int = 300
@@ -71,10 +73,12 @@ class Sweep:
 
     def claim(self) -> None:
         """Makes the folder this sweep's own, or refuses."""
+        label = {} if self.label is None else {"label": self.label}
         claim(
             self.folder,
             {
                 "dataset": self.dataset,
+                **label,
                 "space": self.space.to_dict(),
                 "radii": {str(n): list(r) for n, r in self.radii.items()},
                 "oracle": self.oracle,
@@ -140,14 +144,16 @@ class Sweep:
             if not source.exists():
                 continue
             target = pathlib.Path(self.folder) / "best" / f"{name}.keras"
-            with replacing(target) as partial:
-                shutil.copyfile(source, partial)
+            for path in (source.with_suffix(".json"), source):
+                if path.exists():
+                    with replacing(target.with_suffix(path.suffix)) as partial:
+                        shutil.copyfile(path, partial)
             found[name] = target
         return found
 
     def data(self, normalization: str) -> datasets.Dataset:
         """The data set in these units."""
-        return _load(self.dataset, self.data_dir, normalization)
+        return _load(self.dataset, self.data_dir, normalization, self.label)
 
     def recipe(self, values: dict[str, Any], shape) -> training.Recipe:
         """How a trial with these hyper-parameters is trained."""
@@ -223,8 +229,10 @@ class Sweep:
 
 
 @functools.lru_cache(maxsize=4)
-def _load(name, data_dir, normalization):
-    return datasets.load(name, data_dir, normalization=normalization)
+def _load(name, data_dir, normalization, label):
+    return datasets.load(
+        name, data_dir, normalization=normalization, label=label
+    )
 
 
 class _OutOfTimeError(Exception):
@@ -320,7 +328,10 @@ class _Tuner(keras_tuner.Tuner):
                 }
                 for row in found
             ]
-        training.save(model, sweep.model_path(trial))
+        path = sweep.model_path(trial)
+        settings = training.settings_of(recipe, data)
+        write_json(path.with_suffix(".json"), settings, indent=2)
+        training.save(model, path)
         validation = [row for row in rows if row["split"] == "validation"]
         return rows, sweep.objective_of(validation)
 
