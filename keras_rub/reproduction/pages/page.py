@@ -1,17 +1,16 @@
-"""Result pages: Markdown, CSV and PNG of one name."""
+"""A result page: Markdown, CSV and PNG of one name."""
 
 from __future__ import annotations
 
-import csv
-import io
-import os
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
 from matplotlib.figure import Figure
 
-from keras_rub.files import write_atomically
-from reproduction.context import Context
+from keras_rub import tables
+from keras_rub.files import write_atomically, write_figure
+from keras_rub.reproduction.context import Context
 
 BUDGET_TEXTS = {
     "smoke": (
@@ -23,97 +22,59 @@ BUDGET_TEXTS = {
 }
 
 
-def table(header: Sequence[Any], rows: Sequence[Sequence[Any]]) -> str:
-    """A Markdown table."""
+@dataclasses.dataclass(frozen=True)
+class Page:
+    """What a page shows.
 
-    def line(cells):
-        return "| " + " | ".join(str(cell) for cell in cells) + " |"
-
-    rule = "| --- |" + " ---: |" * (len(header) - 1)
-    return "\n".join([line(header), rule, *map(line, rows)])
-
-
-def percent(value: float | None, bold: bool = False) -> str:
-    """A percent for a table; a dash where there is none."""
-    if value is None:
-        return "-"
-    return f"**{value:.2f}**" if bold else f"{value:.2f}"
-
-
-def bullets(lines: Sequence[str]) -> str:
-    """A Markdown list."""
-    return "\n".join(f"- {line}" for line in lines)
-
-
-def write(
-    context: Context,
-    name: str,
-    title: str,
-    *,
-    about: str,
-    units: Sequence[str],
-    body: Sequence[str],
-    differences: Sequence[str],
-    rows: Sequence[dict[str, Any]],
-    figure: Figure | None,
-) -> None:
-    """Writes NAME.md, NAME.csv and NAME.png in the results folder.
-
-    Args:
-        context: `Context`.
+    Attributes:
         name: of the experiment.
         title: of the page.
         about: what is shown, in a sentence or two.
         units: what the inputs are, and the factor.
         body: parts of the page, Markdown.
         differences: what differs from the paper.
-        rows: of the CSV file, with equal keys.
-        figure: the picture, if any.
+        rows: of the CSV file.
+        figure: the picture.
     """
-    parts = [
-        f"# {title}",
-        about,
-        f"```sh\n{context.command.format(name=name)}\n```",
-        bullets(
-            [
-                f"Budget: {BUDGET_TEXTS[context.budget]}",
-                *(f"Inputs: {text}" for text in units),
-                f"All figures: [{name}.csv]({name}.csv)",
-            ]
-        ),
-    ]
-    if figure is not None:
-        parts.append(f"![{title}]({name}.png)")
-        _save(figure, context.results / f"{name}.png")
-    parts += body
-    if differences:
-        parts += ["## What differs from the paper", bullets(differences)]
-    write_atomically(context.results / f"{name}.md", "\n\n".join(parts) + "\n")
-    write_atomically(context.results / f"{name}.csv", _csv(rows))
-    print(f"written to {context.results / name}.md", flush=True)
+
+    name: str
+    title: str
+    about: str
+    units: Sequence[str]
+    body: Sequence[str]
+    differences: Sequence[str]
+    rows: Sequence[dict[str, Any]]
+    figure: Figure
+
+    def markdown(self, budget: str) -> str:
+        """The text of the page."""
+        command = f"tools/reproduce.py --what {self.name} --budget {budget}"
+        parts = [
+            f"# {self.title}",
+            self.about,
+            f"```sh\npython {command}\n```",
+            _bullets(
+                [
+                    f"Budget: {BUDGET_TEXTS[budget]}",
+                    *(f"Inputs: {text}" for text in self.units),
+                    f"All figures: [{self.name}.csv]({self.name}.csv)",
+                ]
+            ),
+            f"![{self.title}]({self.name}.png)",
+            *self.body,
+            "## What differs from the paper",
+            _bullets(self.differences),
+        ]
+        return "\n\n".join(parts) + "\n"
+
+    def write(self, context: Context) -> None:
+        """Writes NAME.md, NAME.csv and NAME.png in the results folder."""
+        path = context.results / f"{self.name}.md"
+        write_figure(self.figure, path.with_suffix(".png"), dpi=110)
+        write_atomically(path, self.markdown(context.budget))
+        write_atomically(path.with_suffix(".csv"), tables.to_csv(self.rows))
+        print(f"written to {path}", flush=True)
 
 
-def read_rows(context: Context, name: str) -> list[dict[str, str]]:
-    """The rows of a page's CSV file; none if the page does not exist."""
-    path = context.results / f"{name}.csv"
-    if not path.exists():
-        return []
-    with open(path, newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
-
-
-def _csv(rows) -> str:
-    text = io.StringIO()
-    if rows:
-        writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
-    return text.getvalue()
-
-
-def _save(figure, path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f"{path.stem}.{os.getpid()}.partial.png")
-    # Without the version of matplotlib the same figures give the same file.
-    figure.savefig(partial, dpi=110, metadata={"Software": None})
-    partial.replace(path)
+def _bullets(lines: Sequence[str]) -> str:
+    return "\n".join(f"- {line}" for line in lines)

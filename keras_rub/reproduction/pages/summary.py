@@ -2,48 +2,43 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from typing import Any
+
 import numpy as np
 
-from reproduction import budgets, figures, report
-from reproduction.context import Context
-from reproduction.pages_vision import best_of
+from keras_rub import tables
+from keras_rub.reproduction import paper
+from keras_rub.reproduction.pages import figures
+from keras_rub.reproduction.pages.page import Page
+from keras_rub.reproduction.plans import ImagePlan
 
-_SETS = ("fashion", "mnist", "cifar")
+_OTHERS = {
+    "fig_ranks": "average ranks over UCI data sets",
+    "fig_improvement": "gains over PGD-Linf on UCI data sets",
+    "fig_loss": "minimised and attacked loss",
+    "tab_upper_bound": "how often the aRUB loss is an upper bound",
+    "tab_speed": "training speed",
+}
 
 
-def summary(context: Context) -> None:
-    """Compares every table that has been made with the paper's."""
-    rows = [
-        row
-        for name in _SETS
-        for row in (
-            *_certified(context, name),
-            *_attacked(context, name, "tab_"),
-            *_attacked(context, name, "tab_cnn_"),
-        )
-    ]
-    if not rows:
-        print("summary: no table of images is finished yet")
-        return
-    tables = list(dict.fromkeys(row["table"] for row in rows))
-    lines = []
-    for table in tables:
-        some = [row for row in rows if row["table"] == table]
-        gains = np.array([row["gain"] for row in some])
-        lines.append(
-            [
-                _link(table),
-                len(some),
-                int(np.sum(gains >= 0)),
-                f"{gains.mean():+.2f}",
-                f"{gains.min():+.2f}",
-                f"{gains.max():+.2f}",
-            ]
-        )
-    report.write(
-        context,
-        "summary",
-        "Summary: ours beside the paper",
+def summary(
+    plan: ImagePlan, rows: list[dict[str, Any]], pages: Collection[str]
+) -> Page:
+    """Compares every table that has been made with the paper's.
+
+    Args:
+        plan: `ImagePlan`.
+        rows: of `rows.summary.summary`.
+        pages: names of all pages that exist.
+    """
+    by_table: dict[str, list[dict[str, Any]]] = {}
+    for row in rows:
+        by_table.setdefault(row["table"], []).append(row)
+    others = [f"[{t}]({n}.md)" for n, t in _OTHERS.items() if n in pages]
+    return Page(
+        name="summary",
+        title="Summary: ours beside the paper",
         about=(
             "A cell is one radius of one table. In certified tables our best "
             "bound is compared with the paper's RUB row, in attacked tables "
@@ -52,86 +47,41 @@ def summary(context: Context) -> None:
         ),
         units=["as on the page of each table."],
         body=[
-            report.table(
+            tables.to_markdown(
                 ["table", "cells", "ours at least the paper's", "mean gain",
                  "smallest", "largest"],
-                lines,
+                [
+                    _line(table, np.array([row["gain"] for row in some]))
+                    for table, some in by_table.items()
+                ],
             ),
             "Gains are in percentage points. Tables that are not listed have "
             "not been run in this budget.",
-            _others(context),
+            "Other pages: " + (", ".join(others) or "none yet") + ".",
         ],
-        differences=_differences(budgets.VISION[context.budget]),
+        differences=[
+            "In the attacked tables all defences but RUB are trained for "
+            f"numbers up to {max(plan.numbers):g}, in at most "
+            f"{plan.other.steps} steps; CNNs for numbers up to "
+            f"{max(plan.cnn_numbers):g}, in at most {plan.cnn.steps} steps. "
+            f"The paper: numbers up to {max(paper.NUMBERS):g}, "
+            f"{paper.IMAGES.steps} steps.",
+            "The pages tell at which radii every test image can be turned into "
+            "the same one. There the paper's lead shows the limits of its "
+            "attack.",
+        ],
         rows=rows,
-        figure=figures.gains(
-            {t: [r for r in rows if r["table"] == t] for t in tables}
-        ),
+        figure=figures.gains(by_table),
     )  # fmt: skip
 
 
-def _differences(plan):
-    numbers, cnn_numbers = max(plan.numbers), max(plan.cnn_numbers)
-    return [
-        "In the attacked tables all defences but RUB are trained for numbers "
-        f"up to {numbers:g}, in at most {plan.other.steps} steps; CNNs for "
-        f"numbers up to {cnn_numbers:g}, in at most {plan.cnn.steps} steps. "
-        "The paper: numbers up to 10, 10000 steps.",
-        "The pages tell at which radii every test image can be turned into the "
-        "same one. There the paper's lead shows the limits of its attack.",
-    ]
-
-
-def _link(table):
+def _line(table, gains):
     page, comma, rest = table.partition(",")
-    return f"[{page}]({page}.md){comma}{rest}"
-
-
-def _certified(context, name):
-    table = f"tab_bounds_{name}"
     return [
-        {
-            "table": f"{table}, {row['normalization']}",
-            "rho": float(row["rho"]),
-            "paper": float(row["paper_rub"]),
-            "ours": best_of(row),
-            "gain": round(best_of(row) - float(row["paper_rub"]), 2),
-        }
-        for row in report.read_rows(context, table)
+        f"[{page}]({page}.md){comma}{rest}",
+        len(gains),
+        int(np.sum(gains >= 0)),
+        f"{gains.mean():+.2f}",
+        f"{gains.min():+.2f}",
+        f"{gains.max():+.2f}",
     ]
-
-
-def _attacked(context, name, stem):
-    cells: dict = {}
-    for row in report.read_rows(context, stem + name):
-        key = (row["norm"], float(row["rho"]))
-        ours, theirs = cells.setdefault(key, ([], []))
-        ours.append(float(row["ours"]))
-        if row["paper"]:
-            theirs.append(float(row["paper"]))
-    return [
-        {
-            "table": f"{stem}{name}, L{norm}",
-            "rho": rho,
-            "paper": max(theirs),
-            "ours": max(ours),
-            "gain": round(max(ours) - max(theirs), 2),
-        }
-        for (norm, rho), (ours, theirs) in cells.items()
-        if theirs
-    ]
-
-
-def _others(context):
-    pages = {
-        "fig_ranks": "average ranks over UCI data sets",
-        "fig_improvement": "gains over PGD-Linf on UCI data sets",
-        "fig_loss": "minimised and attacked loss",
-        "tab_upper_bound": "how often the aRUB loss is an upper bound",
-        "tab_speed": "training speed",
-    }
-    found = [
-        f"[{title}]({name}.md)"
-        for name, title in pages.items()
-        if (context.results / f"{name}.md").exists()
-    ]
-    return "Other pages: " + (", ".join(found) or "none yet") + "."

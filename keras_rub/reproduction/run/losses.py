@@ -9,56 +9,15 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_rub import ARUBModel, attacks, evaluation
-from keras_rub.training import Recipe
-from reproduction import uci
-from reproduction.context import Context
-from reproduction.jobs import Job
-
-
-@dataclasses.dataclass(frozen=True)
-class CurvePlan:
-    """Training curves on images.
-
-    Attributes:
-        dataset: name of the data set, pixels in [0, 1].
-        radii: Linf radii to train for.
-        steps: training steps.
-        every: steps between two measurements.
-        samples: held-out samples to measure on.
-        batch_size: samples a step.
-    """
-
-    dataset: str
-    radii: tuple[float, ...]
-    steps: int
-    every: int
-    samples: int
-    batch_size: int = 32
-
-
-@dataclasses.dataclass(frozen=True)
-class BoundPlan:
-    """How often the first-order loss is above the attacked one.
-
-    Attributes:
-        sets: names of data sets.
-        radii: the radii; for L1 times the square root of the number of
-            features, as in the paper.
-        training_numbers: what the networks are trained for.
-        steps: training steps.
-        every: steps between two measurements.
-        samples: training samples to measure on.
-        batch_size: samples a step.
-    """
-
-    sets: tuple[str, ...]
-    radii: tuple[float, ...]
-    training_numbers: tuple[float, ...]
-    steps: int
-    every: int
-    samples: int
-    batch_size: int = 256
+from keras_rub import ARUBModel, attacks, paper_radius
+from keras_rub.reproduction.context import Context
+from keras_rub.reproduction.jobs import Job
+from keras_rub.reproduction.plans import (
+    TABLE_DEFENCES,
+    BoundPlan,
+    CurvePlan,
+)
+from keras_rub.reproduction.run.trainer import Trainer
 
 
 class _Every(keras.callbacks.Callback):
@@ -89,37 +48,36 @@ def attacked_loss(base, x, y, rho: float, norm: int | str) -> float:
     return _cross_entropy(base(points), y)
 
 
-def curve_jobs(plan: CurvePlan, context: Context) -> list[Job]:
-    """One job a defence and radius."""
+def curves(
+    context: Context, plan: CurvePlan
+) -> dict[tuple[str, float], dict[str, list[float]]]:
+    """Losses over training, from the defence and the radius; a job each.
+
+    Returns:
+        A dict with one entry a network that is finished: lists `step`,
+        `minimised`, `attacked` and `clean`.
+    """
 
     def job(title, rho):
-        defense, norm = uci.DEFENCES[title]
-
         def work():
             data = context.load(plan.dataset, "unit")
-            recipe = Recipe(
-                defense=defense,
-                norm=norm,
-                rho=rho,
-                rho_ramp=0.0,
-                batch_size=plan.batch_size,
-                steps=plan.steps,
-            )
-            return _curve(uci.Trainer(recipe, data), rho, data, plan)
+            return _curve(Trainer(plan.recipe(title, rho), data), data, plan)
 
         settings = {**dataclasses.asdict(plan), "defence": title, "rho": rho}
         return Job(f"loss-{plan.dataset}-{title}-{rho:g}", settings, work)
 
-    return [
-        job(title, rho)
-        for rho in plan.radii
-        for title in ("aRUB-Linf", "Baseline-Linf")
-    ]
+    return context.do(
+        {
+            (title, rho): job(title, rho)
+            for rho in plan.radii
+            for title in plan.defences
+        }
+    )
 
 
-def _curve(trainer, rho, data, plan) -> dict[str, Any]:
+def _curve(trainer, data, plan) -> dict[str, Any]:
     x, y = (part[: plan.samples] for part in data.validation)
-    model = trainer.model
+    model, rho = trainer.model, trainer.recipe.rho
     found = {"step": [], "minimised": [], "attacked": [], "clean": []}
 
     def measure(step):
@@ -135,56 +93,64 @@ def _curve(trainer, rho, data, plan) -> dict[str, Any]:
     return found
 
 
-def bound_jobs(plan: BoundPlan, context: Context) -> list[Job]:
-    """One job a data set."""
+def bounds(context: Context, plan: BoundPlan) -> dict[str, list[dict]]:
+    """Both losses of every case, from the name of a set; a job each.
+
+    A case is a network at one moment of its training, and a radius.
+    """
+    settings = dataclasses.asdict(plan)
+    del settings["sets"]
 
     def job(name):
-        settings = dataclasses.asdict(plan)
-        del settings["sets"]
-
         def work():
-            return _shares(context.load(name), plan)
+            return {"rows": _cases(context.load(name), plan)}
 
         title = name.removeprefix("uci/")
         return Job(f"above-{title}", {"set": name, **settings}, work)
 
-    return [job(name) for name in plan.sets]
+    found = context.do({name: job(name) for name in plan.sets})
+    return {name: part["rows"] for name, part in found.items()}
 
 
-def _shares(data, plan) -> dict[str, Any]:
+def _cases(data, plan) -> list[dict[str, Any]]:
     """Both losses for each norm, network, moment and radius."""
     x, y = (part[: plan.samples] for part in data.train)
     rows = []
-    for title in ("aRUB-Linf", "aRUB-L1"):
-        defense, norm = uci.DEFENCES[title]
-        recipe = Recipe(
-            defense=defense,
-            norm=norm,
-            batch_size=min(plan.batch_size, len(data.train[0])),
-            steps=plan.steps,
-        )
-        trainer = uci.Trainer(recipe, data)
+    for title in plan.defences:
+        _, norm = TABLE_DEFENCES[title]
+        trainer = Trainer(plan.recipe(title, len(data.train[0])), data)
         bound = ARUBModel(trainer.model.base, rho=1.0, norm=norm)
 
         def measure(step, norm=norm, bound=bound, title=title):
-            clean = bound.worst_case_margins(x, y, rho=0.0).numpy()
-            # The bound is linear in the radius.
-            slope = bound.worst_case_margins(x, y, rho=1.0).numpy() - clean
-            for number in plan.radii:
-                rho = evaluation.paper_radius(number, norm, x.shape[1:])
+            for number, losses in _both_losses(bound, x, y, norm, plan.radii):
                 rows.append(
                     {
                         "norm": str(norm),
                         "number": number,
                         "trained": title,
                         "step": step,
-                        "bound": _cross_entropy(clean + rho * slope, y),
-                        "attacked": attacked_loss(bound.base, x, y, rho, norm),
+                        **losses,
                     }
                 )
 
         for number in plan.training_numbers:
-            rho = evaluation.paper_radius(number, norm, data.input_shape)
+            rho = paper_radius(number, norm, data.input_shape)
             trainer.train(rho, [_Every(plan.every, measure)])
         keras.backend.clear_session()
-    return {"rows": rows}
+    return rows
+
+
+def _both_losses(bound, x, y, norm, numbers):
+    """Pairs of a number and a dict with the losses at its radius."""
+    clean = bound.worst_case_margins(x, y, rho=0.0).numpy()
+    # The bound is linear in the radius.
+    slope = bound.worst_case_margins(x, y, rho=1.0).numpy() - clean
+    for number in numbers:
+        rho = paper_radius(number, norm, x.shape[1:])
+        yield (
+            number,
+            {
+                "bound": _cross_entropy(clean + rho * slope, y),
+                "attacked": attacked_loss(bound.base, x, y, rho, norm),
+            },
+        )

@@ -10,37 +10,17 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_rub.training import Recipe
-from reproduction import uci, vision
-from reproduction.context import Context
-from reproduction.jobs import Job
+from keras_rub.reproduction.context import Context
+from keras_rub.reproduction.jobs import Job
+from keras_rub.reproduction.plans import (
+    IMAGE_DEFENCES,
+    TABLE_DEFENCES,
+    SpeedPlan,
+)
 
 
-@dataclasses.dataclass(frozen=True)
-class Plan:
-    """What is measured.
-
-    Attributes:
-        tables: names of UCI sets, or what stands in for them.
-        images: names of image sets.
-        batch_size: samples a step.
-        attack_steps: of PGD; foolbox's default, which the paper uses, is 40.
-        rounds: turns of each defence; the median counts.
-        seconds: of one turn, about.
-        defences: those that are measured.
-    """
-
-    tables: tuple[str, ...]
-    images: tuple[str, ...]
-    batch_size: int
-    attack_steps: int
-    rounds: int
-    seconds: float
-    defences: tuple[str, ...] = tuple(vision.DEFENCES)
-
-
-def jobs(plan: Plan, context: Context) -> list[Job]:
-    """One job a data set."""
+def run(context: Context, plan: SpeedPlan) -> dict[str, dict[str, float]]:
+    """Batches a second of each defence, from the name of a set; a job each."""
     settings = dataclasses.asdict(plan)
     del settings["tables"], settings["images"]
 
@@ -52,28 +32,23 @@ def jobs(plan: Plan, context: Context) -> list[Job]:
         title = name.removeprefix("uci/")
         return Job(f"speed-{title}", {"set": name, **settings}, work)
 
-    return [
-        *(job(name, uci.DEFENCES, "default") for name in plan.tables),
-        *(job(name, vision.DEFENCES, "standard") for name in plan.images),
-    ]
+    found = context.do(
+        {
+            **{n: job(n, TABLE_DEFENCES, "default") for n in plan.tables},
+            **{n: job(n, IMAGE_DEFENCES, "standard") for n in plan.images},
+        }
+    )
+    return {name: part["batches_per_second"] for name, part in found.items()}
 
 
 def _measure(data, defences, plan) -> dict[str, float]:
     rows = np.arange(plan.batch_size) % len(data.train[0])
     batch = tuple(tf.constant(part[rows]) for part in data.train)
-    cases = {}
-    for title, (defense, norm) in defences.items():
-        if title not in plan.defences:
-            continue
-        recipe = Recipe(
-            defense=defense,
-            norm=norm,
-            rho=0.01,
-            rho_ramp=0.0,
-            attack_steps=plan.attack_steps,
-            batch_size=plan.batch_size,
-        )
-        cases[title] = _step_of(recipe.build(data), batch)
+    cases = {
+        title: _step_of(plan.recipe(title).build(data), batch)
+        for title in defences
+        if title in plan.defences
+    }
     rates: dict[str, list[float]] = {title: [] for title in cases}
     for _ in range(plan.rounds):
         for title, step in cases.items():
