@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import csv
 import dataclasses
+import math
 import os
 import pathlib
 from typing import Any
@@ -106,10 +107,15 @@ class Recipe:
                     f"`{name}` must be at least 1. "
                     f"Received: `{name}={getattr(self, name)}`"
                 )
-        if not self.learning_rate > 0:
+        if not 0 < self.learning_rate < math.inf:
             raise ValueError(
-                "`learning_rate` must be above 0. "
+                "`learning_rate` must be finite and above 0. "
                 f"Received: `learning_rate={self.learning_rate}`"
+            )
+        if not 0 <= self.weight_decay < math.inf:
+            raise ValueError(
+                "`weight_decay` must be finite and at least 0. "
+                f"Received: `weight_decay={self.weight_decay}`"
             )
 
     @property

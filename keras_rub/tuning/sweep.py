@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import os
@@ -110,6 +111,7 @@ class Sweep:
             worker_timeout: seconds after which a silent worker's trial is
                 given to another.
         """
+        self.check_objective()
         self.claim()
         options = {
             "objective": keras_tuner.Objective("objective", "max"),
@@ -206,6 +208,19 @@ class Sweep:
             for row in rows
         ]
 
+    def check_objective(self) -> None:
+        """Raises if `objective` names nothing that is scored."""
+        if self.objective != "mean" and self._goal() is None:
+            known = ["mean", "clean"]
+            for norm, radii in self.radii.items():
+                known += [f"attacked:{norm}:{radius:g}" for radius in radii]
+                if self.certificates:
+                    known += [f"certified:{norm}:{rho:g}" for rho in radii]
+            raise ValueError(
+                f"`objective` must be one of {', '.join(known)}. "
+                f"Received: `objective={self.objective!r}`"
+            )
+
     def objective_of(self, rows: list[dict[str, Any]]) -> float:
         """What the oracle is told, from the rows of the validation set."""
         if self.objective == "mean":
@@ -215,17 +230,33 @@ class Sweep:
                 if row["criterion"] == "attacked"
             ]
             return float(np.mean(values))
+        goal = self._goal()
         for row in rows:
-            name = f"{row['criterion']}:{row['norm']}:{row['radius']}"
-            if self.objective in (name, name.rstrip(":")):
+            if (row["criterion"], row["norm"], row["radius"]) == goal:
                 return row["accuracy"]
-        known = sorted(
-            f"{row['criterion']}:{row['norm']}:{row['radius']}" for row in rows
-        )
+        # Such as a certificate for a network that has none.
         raise keras_tuner.errors.FatalValueError(
-            f"`objective` must be mean or one of {known}. "
-            f"Received: `objective={self.objective!r}`"
+            "`objective` must be something that can be scored for these "
+            f"networks. Received: `objective={self.objective!r}`"
         )
+
+    def _goal(self) -> tuple[str, Any, Any] | None:
+        """Criterion, norm and radius of `objective`, if they are scored."""
+        if self.objective == "clean":
+            return ("clean", "", "")
+        for norm, radii in self.radii.items():
+            for radius in radii:
+                for criterion in ("attacked", "certified"):
+                    with contextlib.suppress(ValueError):
+                        name, other, number = self.objective.split(":")
+                        if (
+                            name == criterion
+                            and other == str(norm)
+                            and float(number) == radius
+                            and (name == "attacked" or self.certificates)
+                        ):
+                            return (criterion, norm, radius)
+        return None
 
 
 @functools.lru_cache(maxsize=4)
