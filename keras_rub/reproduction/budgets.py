@@ -47,10 +47,10 @@ TABLES = {
     "smoke": TablePlan(
         sets=("iris",),
         leak_sets=("iris",),
-        numbers=(0.01, 1.0),
+        numbers=(1.0,),
         training_numbers=(0.1,),
         rates=(3e-3,),
-        steps=10,
+        steps=2,
         batch_size=32,
         architecture="mlp1",
         vertices=4,
@@ -91,7 +91,7 @@ _RUB = Recipe(
 )
 _RUB_SMALL = dataclasses.replace(_RUB, vertices=8, steps=10_000)
 _RUB_TINY = dataclasses.replace(
-    _RUB, steps=10, batch_size=16, vertices=4, architecture="mlp1"
+    _RUB, steps=3, batch_size=16, vertices=4, architecture="mlp1"
 )
 _FULL = Recipe(
     steps=paper.IMAGES.steps,
@@ -128,7 +128,7 @@ IMAGES = {
         attacks="paper",
         cnn_attacks="paper",
         defences=("RUB", "aRUB-Linf", "Nominal"),
-        smoke_radii={1: [0.01, 0.06], 2: [0.01], "inf": [0.01]},
+        smoke_radii={1: [0.06], 2: [0.01], "inf": [0.01]},
     ),
     "laptop": ImagePlan(
         datasets={name: name for name in _IMAGE_SETS},
@@ -191,7 +191,7 @@ IMAGES = {
 }  # fmt: skip
 
 CURVES = {
-    "smoke": CurvePlan("digits", (0.1,), 8, 4, 16),
+    "smoke": CurvePlan("digits", (0.1,), 2, 1, 16),
     "laptop": CurvePlan("mnist", (0.01, 0.05, 0.1), 2000, 100, 256),
     "full": CurvePlan(
         "mnist", (0.01, 0.05, 0.1), paper.IMAGES.steps, 100, 1000
@@ -204,10 +204,10 @@ _BOUND_RADII += (0.1, 0.3, 0.5, 1.0)
 BOUNDS = {
     "smoke": BoundPlan(
         sets=("iris",),
-        radii=(0.0, 0.01, 1.0),
+        radii=(0.0, 1.0),
         training_numbers=(0.01,),
-        steps=4,
-        every=2,
+        steps=2,
+        every=1,
         samples=16,
     ),
     "laptop": BoundPlan(
@@ -230,7 +230,7 @@ BOUNDS = {
 
 SPEED = {
     "smoke": SpeedPlan(
-        ("iris",), ("digits",), 8, 2, 1, 0.01, ("RUB", "Nominal")
+        ("iris",), ("digits",), 8, 2, 1, 0.01, ("Baseline-Linf", "Nominal")
     ),
     "laptop": SpeedPlan(_UCI_SETS[:10], ("mnist", "cifar10"), 256, 40, 3, 1.0),
     "full": SpeedPlan(_UCI_SETS, _IMAGE_SETS, 256, 40, 5, 3.0),

@@ -56,7 +56,7 @@ class Context:
 
     def _load(self, name: str, normalization: str = "default"):
         if name == "digits":
-            return prepare(name, _digit_images(), normalization, 200)
+            return prepare(name, _digit_images(), normalization, 32)
         return datasets.load(name, self.data_dir, normalization=normalization)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from keras_rub.reproduction import (
     budgets,
@@ -111,8 +112,7 @@ def _attacked(name: str, dataset: str, cnn: bool = False) -> Experiment:
             cnn,
             plan,
             found,
-            units=rows.images.units(context, wanted),
-            ready=f"{len(ready)} of {len(wanted)}",
+            **_state(context, wanted, ready, wanted),
             erasure=rows.images.erasure(context, wanted, radii),
         )
 
@@ -144,12 +144,19 @@ def _certified(name: str, dataset: str) -> Experiment:
             plan,
             found,
             theirs,
-            units=rows.images.units(context, ready),
-            ready=f"{len(ready)} of {len(wanted)}",
+            **_state(context, wanted, ready, ready),
             laptop=context.budget == "laptop",
         )
 
     return experiment
+
+
+def _state(context, wanted, ready, used) -> dict[str, Any]:
+    """Arguments of a page on images: how far it is, and its units."""
+    return {
+        "ready": f"{len(ready)} of {len(wanted)}",
+        "units": rows.images.units(context, used),
+    }
 
 
 def _summary(context: Context) -> Page | None:

@@ -20,7 +20,7 @@ from keras_rub.reproduction.plans import (
     IMAGE_DEFENCES,
     ImagePlan,
 )
-from keras_rub.resuming import claim
+from keras_rub.resuming import require_same
 from keras_rub.training import Recipe
 
 _SHAPES = {
@@ -100,7 +100,7 @@ class Network:
         """Trains it, unless it is trained or somebody is at it."""
         folder = self.folder(context)
         if self.is_trained(context):
-            claim(folder, self.settings)
+            self._require_own(context)
             return
         if not context.train:
             raise NotNowError(f"{self.name} is not trained")
@@ -111,6 +111,13 @@ class Network:
         training.train_in_folder(self.recipe, data, folder, verbose=0)
         _marker(folder).unlink()
         keras.backend.clear_session()
+
+    def _require_own(self, context) -> None:
+        """Raises if the folder holds a network of other settings."""
+        known = training.read_settings(self.path(context))
+        # Beside the settings the file tells the units.
+        known = {k: v for k, v in known.items() if k in self.settings}
+        require_same(self.settings, known, self.folder(context))
 
 
 def rub_networks(plan: ImagePlan, paper_name: str) -> list[Network]:

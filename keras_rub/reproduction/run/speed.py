@@ -17,6 +17,7 @@ from keras_rub.reproduction.plans import (
     TABLE_DEFENCES,
     SpeedPlan,
 )
+from keras_rub.reproduction.run.trainer import create_variables
 
 
 def run(context: Context, plan: SpeedPlan) -> dict[str, dict[str, float]]:
@@ -45,7 +46,7 @@ def _measure(data, defences, plan) -> dict[str, float]:
     rows = np.arange(plan.batch_size) % len(data.train[0])
     batch = tuple(tf.constant(part[rows]) for part in data.train)
     cases = {
-        title: _step_of(plan.recipe(title).build(data), batch)
+        title: _step_of(plan.recipe(title).build(data), data, batch)
         for title in defences
         if title in plan.defences
     }
@@ -57,8 +58,8 @@ def _measure(data, defences, plan) -> dict[str, float]:
     return {title: float(np.median(found)) for title, found in rates.items()}
 
 
-def _step_of(model, batch) -> Any:
-    model.optimizer.build(model.trainable_variables)
+def _step_of(model, data, batch) -> Any:
+    create_variables(model, data)
     function = tf.function(model.train_step)
     function(batch)
     return lambda: function(batch)

@@ -11,6 +11,19 @@ from keras_rub.datasets import Dataset
 from keras_rub.training import Recipe
 
 
+def create_variables(model: keras.Model, data: Dataset) -> None:
+    """Makes the variables of optimiser and metrics.
+
+    Made inside the first step, they would have it traced twice.
+    """
+    x, y = (part[:1] for part in data.train)
+    model.optimizer.build(model.trainable_variables)
+    y_pred = model(x)
+    model.compute_loss(x, y, y_pred)
+    model.compute_metrics(x, y, y_pred)
+    model.reset_metrics()
+
+
 class Trainer:
     """One network, trained anew for each radius but compiled once.
 
@@ -24,6 +37,7 @@ class Trainer:
         self.data = data
         self.model = recipe.build(data)
         self._weights = self.model.get_weights()
+        create_variables(self.model, data)
         self._rho = tf.Variable(0.0)
         if recipe.defense != "nominal":
             steps = max(recipe.rho_ramp * recipe.steps, 1.0)
