@@ -117,8 +117,18 @@ def test_pages_are_all_tested():
 def test_what_the_pages_were_made_of(folder):
     """The smallest budget has every kind of job."""
     names = " ".join(path.stem for path in (folder / "jobs").iterdir())
-    for kind in ("train", "attack-validation", "attack-test", "uci", "loss",
-                 "above", "speed", "certify-rub", "certify-auto"):  # fmt: skip
+    for kind in (
+        "train",
+        "attack-validation",
+        "attack-test",
+        "certify-rub",
+        "certify-auto",
+        "certify-range",
+        "uci",
+        "loss",
+        "above",
+        "speed",
+    ):
         assert f"{kind}-" in names
     # The result that was there is shown, not made again.
     text = (folder / "pages" / "fig_ranks.md").read_text()
