@@ -11,7 +11,7 @@ import pytest
 from absl import flags
 from absl.testing import flagsaver
 
-from keras_rub.cli.main import main
+from keras_rub.cli.main import COMMANDS, main
 from tests.test_tools import load
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -35,7 +35,7 @@ def test_code_blocks(page, tmp_path, monkeypatch):
 SHELL = re.compile(r"```sh\n(.*?)```", re.DOTALL)
 # So little work that README's commands can be run as they stand otherwise.
 SMALL = {
-    "train": ["--steps=20"],
+    "train": ["--steps=20", "--architecture=mlp1"],
     "certify": ["--samples=4"],
     "evaluate": ["--samples=4"],
     "tune": ["--steps=5", "--samples=20", "--max_trials=1"],
@@ -56,12 +56,22 @@ def calls(page, pattern):
 
 def commands(page):
     """The calls of keras-rub: a command's name and its flags."""
-    return calls(page, r"keras-rub (.*)")
+    for name, *words in calls(page, r"(?:keras-rub|python) (.*)"):
+        name = name.removeprefix("tools/").removesuffix(".py")
+        if name in COMMANDS:
+            yield name, *words
+
+
+def scripts(page):
+    """The calls of other scripts: a path and its flags."""
+    for path, *words in calls(page, r"python (\w+/\w+\.py.*)"):
+        if pathlib.Path(path).stem not in COMMANDS:
+            yield path, *words
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_commands_have_known_flags(page):
-    for path, *words in calls(page, r"python (\w+/\w+\.py.*)"):
+    for path, *words in scripts(page):
         load(path)
         with flagsaver.flagsaver():
             rest = flags.FLAGS([path, *words])

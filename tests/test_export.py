@@ -842,6 +842,7 @@ def test_commands(tmp_path, capsys):
         defense="rub",
         rho=0.2,
         steps=40,
+        architecture="mlp1",
         out=out,
     )
     evaluation = {

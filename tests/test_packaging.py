@@ -78,8 +78,8 @@ def test_quickstart_and_help_elsewhere(wheel, tmp_path):
     shown = run("examples/quickstart.py", "--epochs=2", "--samples=20")
     assert shown.returncode == 0, shown.stderr
     assert (tmp_path / "out" / "quickstart.png").exists()
-    for tool in sorted((ROOT / "tools").glob("*.py")):
-        helped = run(f"tools/{tool.name}", "--help")
+    for name in ("benchmark", "draw_concepts", "tune"):
+        helped = run(f"tools/{name}.py", "--help")
         assert "--out" in helped.stdout, helped.stderr
     script = target / "bin" / "keras-rub"
     listed = run(script, "--help")

@@ -342,7 +342,8 @@ def test_bad_objective(tmp_path):
 
 def test_command(tmp_path, capsys):
     (tmp_path / "space.yaml").write_text(
-        "defense: [rub]\nrho: [0.05]\nlearning_rate: [0.01]\nbatch_size: [32]\n"
+        "defense: [rub]\nrho: [0.05]\nlearning_rate: [1e-2]\nbatch_size: [32]\n"
+        "architecture: mlp1\n"
     )
     settings = {
         "dataset": "iris",
