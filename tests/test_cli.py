@@ -84,13 +84,19 @@ def test_units_and_range_travel_with_the_model(tmp_path, capsys):
         normalization="standard",
         architecture="mlp1",
         input_range="-999,999",
+        defense="pgd",
+        attack_steps=1,
         rho=0.2,
         steps=20,
-        vertices=4,
         out=tmp_path / "run",
     )
     model_file = tmp_path / "run" / "model.keras"
-    ours = {"model": model_file, "samples": 40, "radii": "0.1", "method": "rub"}
+    ours = {
+        "model": model_file,
+        "samples": 40,
+        "radii": "0.1",
+        "method": "crown",
+    }
     printed = call(capsys, "certify", **ours, out=tmp_path / "c")
     assert "digits, normalization standard" in printed
     assert "attacker: L1; inputs in [-999, 999]" in printed
@@ -98,7 +104,7 @@ def test_units_and_range_travel_with_the_model(tmp_path, capsys):
     model = keras.models.load_model(model_file)
     x, y = (part[:40] for part in data.test)
     expected = keras_rub.certify(
-        model, x, y, rho=0.1, method="rub", input_range=(-999, 999)
+        model, x, y, rho=0.1, method="crown", input_range=(-999, 999)
     )
     (row,) = (tmp_path / "c" / "results.csv").read_text().splitlines()[1:]
     assert [float(cell) for cell in row.split(",")[1:]] == pytest.approx(

@@ -30,7 +30,7 @@ def test_content(wheel):
     names = zipfile.ZipFile(wheel).namelist()
     packages = {name.split("/")[0] for name in names}
     assert {p for p in packages if "dist-info" not in p} == {"keras_rub"}
-    for name in ("py.typed", "datasets/loading.py", "cli/main.py"):
+    for name in ("py.typed", "cli/main.py", "reproduction/paper_tables.csv"):
         assert f"keras_rub/{name}" in names
     (scripts,) = (n for n in names if n.endswith("entry_points.txt"))
     text = zipfile.ZipFile(wheel).read(scripts).decode()
