@@ -59,6 +59,7 @@ def measure(defense, data):
         x,
         y,
         rho=_RHO.value,
+        norm=1,
         method=_METHOD.value,
         decide_only=True,
         verbose=0,

@@ -2,13 +2,41 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import json
 import os
 import pathlib
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+
+@contextlib.contextmanager
+def replacing(path: str | os.PathLike) -> Iterator[pathlib.Path]:
+    """A path to write to, which takes the place of `path` at the end.
+
+    A reader sees the old file or the new one, never half of it; if the block
+    fails, the old one stays.
+
+    Args:
+        path: where the file shall be; missing folders are made.
+
+    Yields:
+        Another path in the same folder, with the same ending.
+    """
+    path = pathlib.Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f"{path.stem}.{os.getpid()}.partial{path.suffix}")
+    try:
+        yield partial
+        with open(partial, "rb") as file:
+            os.fsync(file.fileno())
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def write_atomically(path: str | os.PathLike, text: str) -> None:
@@ -18,23 +46,42 @@ def write_atomically(path: str | os.PathLike, text: str) -> None:
         path: where to write; missing folders are made.
         text: the new content.
     """
-    path = pathlib.Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
-    with open(partial, "w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)
+    with replacing(path) as partial:
+        partial.write_text(text, encoding="utf-8")
 
 
-def write_figure(figure: Figure, path: str | os.PathLike) -> None:
-    """Saves a matplotlib figure as PNG; missing folders are made."""
-    path = pathlib.Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
-    figure.savefig(partial, format="png", dpi=120)
-    partial.replace(path)
+def write_json(
+    path: str | os.PathLike, value: Any, indent: int | None = None
+) -> None:
+    """Writes a value as JSON, at once; arguments as of `write_atomically`."""
+    write_atomically(path, json.dumps(value, indent=indent) + "\n")
+
+
+def read_json(path: str | os.PathLike) -> Any:
+    """The value in a JSON file; raises one clear line if it holds none."""
+    try:
+        return json.loads(pathlib.Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ValueError(f"Can't read {path}: {error.strerror}.") from error
+    except ValueError as error:
+        raise ValueError(f"{path} is no JSON file: {error}.") from error
+
+
+def write_figure(
+    figure: Figure, path: str | os.PathLike, dpi: int = 120
+) -> None:
+    """Saves a matplotlib figure as PNG, at once.
+
+    Args:
+        figure: the figure.
+        path: where to write; missing folders are made.
+        dpi: int. Dots an inch. Defaults to `120`.
+    """
+    with replacing(path) as partial:
+        # Without the version of matplotlib equal figures give equal files.
+        figure.savefig(
+            partial, format="png", dpi=dpi, metadata={"Software": None}
+        )
 
 
 def digest(path: str | os.PathLike) -> str:

@@ -34,11 +34,19 @@ def load_model(path: str | os.PathLike) -> keras.Model:
             raise ValueError(
                 f"{path} is neither a .keras file nor a SavedModel folder."
             )
-        return keras.models.load_model(path)
+        return _load_keras(path)
     folder = _newest_version(path)
     if (folder / KERAS_COPY).exists():
-        return keras.models.load_model(folder / KERAS_COPY)
+        return _load_keras(folder / KERAS_COPY)
     return _around_signature(folder)
+
+
+def _load_keras(path: pathlib.Path) -> keras.Model:
+    try:
+        return keras.models.load_model(path)
+    except Exception as error:  # many kinds, for many kinds of broken files
+        reason = " ".join(str(error).split())
+        raise ValueError(f"{path} holds no Keras model: {reason}") from error
 
 
 def _newest_version(path: pathlib.Path) -> pathlib.Path:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import csv
 import dataclasses
-import json
+import math
 import os
 import pathlib
 from typing import Any
@@ -15,8 +15,13 @@ import tensorflow as tf
 
 from keras_rub import defenses, distribution, models
 from keras_rub.datasets import Dataset
-from keras_rub.files import write_atomically
-from keras_rub.perturbations import canonical_norm, check_rho
+from keras_rub.files import read_json, replacing
+from keras_rub.perturbations import (
+    PerturbationSet,
+    canonical_norm,
+    check_rho,
+)
+from keras_rub.resuming import claim
 
 DEFENSES = {
     "nominal": None,
@@ -49,8 +54,8 @@ class Recipe:
         norm: 1, 2 or `"inf"`; rub knows 1 only.
         rho: the radius, in the units that the network sees.
         rho_ramp: part of the training over which the radius grows from 0.
-        input_range: whether to hold the attacker to the valid range of the
-            data set.
+        input_range: the valid inputs, which the attacker can't leave: a pair
+            `(low, high)`, or whether to take the data set's own range.
         vertices: with rub, vertices a sample to evaluate.
         attack_steps: with pgd, gradient steps of the attack.
         architecture: one of `ARCHITECTURES`.
@@ -65,7 +70,7 @@ class Recipe:
     norm: int | str = 1
     rho: float = 1.0
     rho_ramp: float = 0.5
-    input_range: bool = False
+    input_range: bool | tuple[float, float] = False
     vertices: int = 32
     attack_steps: int = 10
     architecture: str = "mlp"
@@ -89,6 +94,8 @@ class Recipe:
                 f"Defence {self.defense} can't respect a valid range; "
                 f"{', '.join(_WITH_RANGE)} can."
             )
+        if not isinstance(self.input_range, bool):
+            PerturbationSet(self.norm, input_range=self.input_range)
         if not 0.0 <= self.rho_ramp <= 1.0:
             raise ValueError(
                 "`rho_ramp` must be between 0 and 1. "
@@ -100,10 +107,15 @@ class Recipe:
                     f"`{name}` must be at least 1. "
                     f"Received: `{name}={getattr(self, name)}`"
                 )
-        if not self.learning_rate > 0:
+        if not 0 < self.learning_rate < math.inf:
             raise ValueError(
-                "`learning_rate` must be above 0. "
+                "`learning_rate` must be finite and above 0. "
                 f"Received: `learning_rate={self.learning_rate}`"
+            )
+        if not 0 <= self.weight_decay < math.inf:
+            raise ValueError(
+                "`weight_decay` must be finite and at least 0. "
+                f"Received: `weight_decay={self.weight_decay}`"
             )
 
     @property
@@ -175,7 +187,9 @@ class Recipe:
             options["norm"] = self.norm
         if self.defense == "pgd":
             options["steps"] = self.attack_steps
-        if self.input_range:
+        if not isinstance(self.input_range, bool):
+            options["input_range"] = self.input_range
+        elif self.input_range:
             if data.input_range is None:
                 raise ValueError(
                     f"Data set {data.name} with the normalization "
@@ -213,14 +227,7 @@ def train_in_folder(
         ValueError: if the folder holds a run of other settings.
     """
     folder = pathlib.Path(folder)
-    claim(
-        folder,
-        {
-            "dataset": data.name,
-            "normalization": data.normalization,
-            **recipe.to_dict(),
-        },
-    )
+    claim(folder, settings_of(recipe, data), facts={"units": data.units})
     path = folder / "model.keras"
     if path.exists():
         return path
@@ -244,6 +251,37 @@ def train_in_folder(
     # Every worker has the same weights and may write; the last one stays.
     save(model, path)
     return path
+
+
+def settings_of(recipe: Recipe, data: Dataset) -> dict[str, Any]:
+    """All that decides what a training leads to, ready for JSON."""
+    label = {} if data.label is None else {"label": data.label}
+    return {
+        "dataset": data.name,
+        "normalization": data.normalization,
+        **label,
+        **recipe.to_dict(),
+    }
+
+
+def read_settings(path: str | os.PathLike) -> dict[str, Any]:
+    """The settings of the training of a saved model.
+
+    Args:
+        path: a .keras file. Its settings are in the .json file of the same
+            name, or in config.json of the same folder.
+
+    Returns:
+        What `settings_of` made, perhaps with more; empty if neither file is
+        there.
+    """
+    path = pathlib.Path(path)
+    for file in (path.with_suffix(".json"), path.parent / "config.json"):
+        if file.exists():
+            found = read_json(file)
+            if isinstance(found, dict) and "normalization" in found:
+                return found
+    return {}
 
 
 def _fit_on_workers(recipe, model, data, folder, strategy):
@@ -270,27 +308,8 @@ def _fit_on_workers(recipe, model, data, folder, strategy):
 
 def save(model: keras.Model, path: str | os.PathLike) -> None:
     """Saves a model so that a reader never sees half of it."""
-    path = pathlib.Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f"{path.stem}.{os.getpid()}.partial.keras")
-    model.save(partial)
-    partial.replace(path)
-
-
-def claim(folder: pathlib.Path, config: dict[str, Any]) -> None:
-    """Makes the folder this run's own, or refuses."""
-    path = folder / "config.json"
-    if not path.exists():
-        write_atomically(path, json.dumps(config, indent=2) + "\n")
-        return
-    other = json.loads(path.read_text())
-    if other != config:
-        keys = sorted({*config, *other})
-        changed = [key for key in keys if other.get(key) != config.get(key)]
-        raise ValueError(
-            f"{folder} holds another run: {', '.join(changed)} differ. "
-            "Choose another folder."
-        )
+    with replacing(path) as partial:
+        model.save(partial)
 
 
 def _choose(name, value, known):

@@ -1,5 +1,6 @@
 """The code of README and guides runs, and the site builds."""
 
+import importlib
 import pathlib
 import re
 import shlex
@@ -10,6 +11,7 @@ import pytest
 from absl import flags
 from absl.testing import flagsaver
 
+from keras_rub.cli.main import COMMANDS, main
 from tests.test_tools import load
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -33,47 +35,63 @@ def test_code_blocks(page, tmp_path, monkeypatch):
 SHELL = re.compile(r"```sh\n(.*?)```", re.DOTALL)
 # So little work that README's commands can be run as they stand otherwise.
 SMALL = {
-    "tools/train.py": ["--steps=20"],
-    "tools/certify.py": ["--samples=4"],
-    "tools/evaluate.py": ["--samples=4"],
-    "tools/tune.py": ["--steps=5", "--samples=20", "--max_trials=1"],
-    "tools/export.py": [],
+    "train": ["--steps=20", "--architecture=mlp1"],
+    "certify": ["--samples=4"],
+    "evaluate": ["--samples=4"],
+    "tune": ["--steps=5", "--samples=20", "--max_trials=1"],
+    "export": [],
 }
 
 
-def commands(page):
-    """The calls of our scripts, as lists of a path and its arguments."""
+def calls(page, pattern):
+    """What matches in the shell blocks, as lists of words."""
     for block in SHELL.findall(page.read_text()):
         for line in block.replace("\\\n", " ").splitlines():
-            call = re.search(r"python (\w+/\w+\.py.*)", line)
+            call = re.search(pattern, line)
             if call:
-                path, *arguments = shlex.split(call[1], comments=True)
-                if arguments != ["--help"]:
-                    yield path, *arguments
+                name, *words = shlex.split(call[1], comments=True)
+                if "--help" not in (name, *words):
+                    yield name, *[w for w in words if w not in ("&", ";")]
+
+
+def commands(page):
+    """The calls of keras-rub: a command's name and its flags."""
+    for name, *words in calls(page, r"(?:keras-rub|python) (.*)"):
+        name = name.removeprefix("tools/").removesuffix(".py")
+        if name in COMMANDS:
+            yield name, *words
+
+
+def scripts(page):
+    """The calls of other scripts: a path and its flags."""
+    for path, *words in calls(page, r"python (\w+/\w+\.py.*)"):
+        if pathlib.Path(path).stem not in COMMANDS:
+            yield path, *words
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_commands_have_known_flags(page):
-    for path, *arguments in commands(page):
+    for path, *words in scripts(page):
         load(path)
         with flagsaver.flagsaver():
-            rest = flags.FLAGS([path, *arguments])
-        assert rest[1:] in ([], ["&"], [";"]), f"{path}: {rest[1:]}"
+            rest = flags.FLAGS([path, *words])
+        assert rest[1:] == [], f"{path}: {rest[1:]}"
+    for name, *words in commands(page):
+        module = importlib.import_module(f"keras_rub.cli.{name}")
+        rest = module.FLAGS([name, *words])
+        assert rest[1:] == [], f"{name}: {rest[1:]}"
 
 
 def test_commands_of_the_readme_in_order(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    calls = [
+    found = [
         call
         for call in commands(PAGES[0])
         if "cifar10" not in call and "--data_dir" not in call
     ]
-    assert {path for path, *_ in calls} == set(SMALL)
-    for path, *arguments in calls:
-        module = load(path)
-        with flagsaver.flagsaver():
-            flags.FLAGS([path, *arguments, *SMALL[path]])
-            module.main([path])
+    assert {name for name, *_ in found} == set(SMALL)
+    for name, *words in found:
+        assert main([name, *words, *SMALL[name]]) == 0, words
     assert (tmp_path / "out" / "report.html").exists()
     assert (tmp_path / "models" / "digits" / "1").exists()
 

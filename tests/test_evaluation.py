@@ -132,7 +132,7 @@ def report(result, model):
         title="Digits <b>",
         model=model,
         settings={"samples": 60},
-        command="python tools/evaluate.py --model m.keras",
+        command="keras-rub evaluate --model m.keras",
     )
 
 
@@ -140,7 +140,7 @@ def test_report_is_self_contained(result, model):
     page = report(result, model)
     assert page.count("data:image/png;base64,") == 4
     assert "Digits &lt;b&gt;" in page
-    for text in ("dense", "tools/evaluate.py", "TensorFlow", "certified"):
+    for text in ("dense", "keras-rub evaluate", "TensorFlow", "certified"):
         assert text in page
     for reference in ("http", 'href="', "file:"):
         assert reference not in page

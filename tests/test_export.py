@@ -23,6 +23,7 @@ import tensorflow as tf
 import keras_rub
 from keras_rub import serving
 from keras_rub.loading import load_model
+from tests.calling import call, refused
 from tests.test_tools import load
 from tests.test_tools import run as run_loaded
 
@@ -831,67 +832,73 @@ def wait_until_ready(process, port, name, log):
 # Tools and the example -------------------------------------------------------
 
 
-def test_tools(tmp_path, capsys):
+def test_commands(tmp_path, capsys):
     """Train, evaluate, export, then certify and evaluate the SavedModel."""
-    from absl import app
-
     out = tmp_path / "run"
-    run(
-        "tools/train.py",
+    call(
         capsys,
+        "train",
         dataset="iris",
         defense="rub",
         rho=0.2,
         steps=40,
-        out=str(out),
+        architecture="mlp1",
+        out=out,
     )
     evaluation = {
-        "dataset": "iris",
-        "norms": ["1"],
+        "norms": "1",
         "radii": "0.1",
-        "attacks": ["pgd"],
+        "attacks": "pgd",
         "samples": 20,
     }
-    run(
-        "tools/evaluate.py",
+    call(
         capsys,
-        model=str(out / "model.keras"),
-        report=str(out / "report.html"),
+        "evaluate",
+        model=out / "model.keras",
+        report=out / "report.html",
         **evaluation,
     )
     settings = {
-        "model": str(out / "model.keras"),
-        "out": str(tmp_path / "models" / "iris"),
-        "signatures": ["serving_default", "certify"],
-        "report": str(out / "report.json"),
+        "model": out / "model.keras",
+        "out": tmp_path / "models" / "iris",
+        "signatures": "serving_default,certify",
+        "report": out / "report.json",
+        "input_range": "-9,9",
     }
-    printed = run("tools/export.py", capsys, **settings)
+    printed = call(capsys, "export", **settings)
     assert "models/iris/1" in printed and "models.config" in printed
+    assert "attacker: L1; inputs in [-9, 9]" in printed
     facts = serving.read_metadata(tmp_path / "models" / "iris")
     assert facts["dataset"] == "iris" and facts["training"]["rho"] == 0.2
+    assert facts["normalization"] == "standard"
+    assert facts["units"].startswith("features standardised")
+    assert facts["certificates"]["input_range"] == [-9.0, 9.0]
     (row,) = facts["accuracy"]
     assert row["rho"] == 0.1 and "certified" in row and "pgd" in row
 
+    # The SavedModel brings data set, units and attacker along.
     tables = []
     for number, model in enumerate((out / "model.keras", settings["out"])):
         folder = tmp_path / f"certified{number}"
-        run(
-            "tools/certify.py",
+        printed = call(
             capsys,
-            model=str(model),
-            dataset="iris",
-            rho=["0.05", "0.3"],
-            method=["rub"],
+            "certify",
+            model=model,
+            radii="0.05,0.3",
+            method="rub",
             samples=20,
-            out=str(folder),
+            out=folder,
+            **({} if number else {"input_range": "-9,9"}),
         )
+        assert "attacker: L1; inputs in [-9, 9]" in printed
         tables.append((folder / "results.csv").read_text())
     assert tables[0] == tables[1]
-    run(
-        "tools/evaluate.py",
+    call(
         capsys,
+        "evaluate",
         model=settings["out"],
-        report=str(tmp_path / "again.html"),
+        report=tmp_path / "again.html",
+        input_range="none",
         **evaluation,
     )
     assert (tmp_path / "again.csv").read_text() == (
@@ -900,15 +907,15 @@ def test_tools(tmp_path, capsys):
 
     for wrong, message in (
         ({"version": 1}, "exists already"),
-        ({"input_range": ["0"]}, "--input_range must be two"),
-        ({"report": "nowhere.json"}, "no file nowhere"),
-        ({"model": "nowhere.keras"}, "no model at"),
-        ({"model": None}, "are required"),
+        ({"version": 0}, "at least 1"),
+        ({"report": "nowhere.json"}, "Can't read nowhere.json"),
+        ({"report": out / "config.json"}, "that evaluate wrote"),
+        ({"dataset": "wine"}, "contradicts the model's training"),
+        ({"normalization": "unit"}, "contradicts the model's training"),
+        ({"input_range": "data"}, "no valid range"),
+        ({"norm": 2, "method": "rub"}, "norm 1"),
     ):
-        with pytest.raises(app.UsageError, match=message):
-            run("tools/export.py", capsys, **{**settings, **wrong})
-    with pytest.raises(app.UsageError, match="--model must name"):
-        run("tools/certify.py", capsys, model="nowhere")
+        assert message in refused(capsys, "export", **{**settings, **wrong})
 
 
 def test_example(tmp_path, capsys):

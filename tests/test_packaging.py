@@ -30,8 +30,11 @@ def test_content(wheel):
     names = zipfile.ZipFile(wheel).namelist()
     packages = {name.split("/")[0] for name in names}
     assert {p for p in packages if "dist-info" not in p} == {"keras_rub"}
-    for name in ("py.typed", "datasets/loading.py", "attacks/adaptive_pgd.py"):
+    for name in ("py.typed", "cli/main.py", "reproduction/paper_tables.csv"):
         assert f"keras_rub/{name}" in names
+    (scripts,) = (n for n in names if n.endswith("entry_points.txt"))
+    text = zipfile.ZipFile(wheel).read(scripts).decode()
+    assert "keras-rub = keras_rub.cli.main:main" in text
     assert any(name.endswith("LICENSE") for name in names)
     (metadata,) = (n for n in names if n.endswith("METADATA"))
     text = zipfile.ZipFile(wheel).read(metadata).decode()
@@ -75,6 +78,10 @@ def test_quickstart_and_help_elsewhere(wheel, tmp_path):
     shown = run("examples/quickstart.py", "--epochs=2", "--samples=20")
     assert shown.returncode == 0, shown.stderr
     assert (tmp_path / "out" / "quickstart.png").exists()
-    for tool in sorted((ROOT / "tools").glob("*.py")):
-        helped = run(f"tools/{tool.name}", "--help")
-        assert tool.name in helped.stdout, helped.stderr
+    for name in ("benchmark", "draw_concepts", "tune"):
+        helped = run(f"tools/{name}.py", "--help")
+        assert "--out" in helped.stdout, helped.stderr
+    script = target / "bin" / "keras-rub"
+    listed = run(script, "--help")
+    assert listed.returncode == 0, listed.stderr
+    assert "certify" in listed.stdout

@@ -1,11 +1,10 @@
-"""The command-line tools and the example, on embedded data."""
+"""The scripts beside the package, on embedded data."""
 
 import importlib.util
 import json
 import pathlib
 import sys
 
-import pytest
 from absl import flags
 from absl.testing import flagsaver
 
@@ -56,142 +55,6 @@ def run(path, capsys, **values):
     with flagsaver.flagsaver(*saved):
         module.main([path])
     return capsys.readouterr().out
-
-
-def test_train_then_certify(tmp_path, capsys):
-    out = str(tmp_path / "run")
-    settings = {
-        "dataset": "iris",
-        "defense": "rub",
-        "rho": 0.2,
-        "steps": 40,
-        "batch_size": 32,
-        "out": out,
-    }
-    run("tools/train.py", capsys, **settings)
-    history = (tmp_path / "run" / "history.csv").read_text().splitlines()
-    assert len(history) == 21 and "clean_loss" in history[0]
-    assert "finished" in run("tools/train.py", capsys, **settings)
-    from absl import app
-
-    with pytest.raises(app.UsageError, match="rho differ"):
-        run("tools/train.py", capsys, **{**settings, "rho": 0.3})
-
-    certified = {
-        "model": f"{out}/model.keras",
-        "dataset": "iris",
-        "rho": ["0.05", "0.3"],
-        "method": ["rub", "auto"],
-        "samples": 30,
-        "out": str(tmp_path / "certified"),
-    }
-    printed = run("tools/certify.py", capsys, **certified)
-    assert "alpha" not in printed and "auto" in printed
-    folder = tmp_path / "certified"
-    rows = (folder / "results.csv").read_text().splitlines()
-    assert rows[0] == "method,clean,0.05,0.3" and len(rows) == 3
-    assert (folder / "certified.png").stat().st_size > 10_000
-    # A part that is lost is done again, the others are not.
-    state = json.loads((folder / "results.json").read_text())
-    del state["done"]["auto:0"]
-    (folder / "results.json").write_text(json.dumps(state))
-    printed = run("tools/certify.py", capsys, **certified)
-    assert "1 of 2 parts done" in printed
-    assert (folder / "results.csv").read_text().splitlines() == rows
-    with pytest.raises(app.UsageError, match="samples differ"):
-        run("tools/certify.py", capsys, **{**certified, "samples": 20})
-    with pytest.raises(app.UsageError, match="--method knows"):
-        run("tools/certify.py", capsys, **{**certified, "method": ["ibp"]})
-    with pytest.raises(app.UsageError, match="no valid range"):
-        run(
-            "tools/certify.py",
-            capsys,
-            **{**certified, "input_range": True, "out": str(tmp_path / "b")},
-        )
-
-
-def test_evaluate(tmp_path, capsys):
-    from absl import app
-
-    out = str(tmp_path / "run")
-    run(
-        "tools/train.py",
-        capsys,
-        dataset="wine",
-        defense="pgd",
-        norm="inf",
-        rho=0.1,
-        steps=40,
-        out=out,
-    )
-    settings = {
-        "model": f"{out}/model.keras",
-        "dataset": "wine",
-        "norms": ["1", "inf"],
-        "radii": "1:0.2,0.5;inf:0.1",
-        "attacks": ["pgd", "apgd-ce"],
-        "report": str(tmp_path / "report.html"),
-    }
-    module = load("tools/evaluate.py")
-    whole, module._CHUNK = module._CHUNK, 20
-    try:
-        # Interrupted after the first part, it goes on with the second.
-        real, calls = module.keras_rub.evaluate, []
-
-        def interrupted(*args, **kwargs):
-            if calls:
-                raise KeyboardInterrupt
-            calls.append(1)
-            return real(*args, **kwargs)
-
-        module.keras_rub.evaluate = interrupted
-        with pytest.raises(KeyboardInterrupt):
-            run("tools/evaluate.py", capsys, **settings)
-        module.keras_rub.evaluate = real
-        with pytest.raises(app.UsageError, match="seed differ"):
-            run("tools/evaluate.py", capsys, **settings, seed=1)
-        printed = run("tools/evaluate.py", capsys, **settings)
-    finally:
-        module._CHUNK, module.keras_rub.evaluate = whole, real
-    assert "resuming: 1 of 2 parts done" in printed
-    assert "apgd-ce" in printed and "36 samples" in printed
-    page = (tmp_path / "report.html").read_text()
-    for text in ("standardised", "keras_rub", "dense"):
-        assert text in page
-    for ending in ("csv", "json", "md"):
-        assert (tmp_path / f"report.{ending}").stat().st_size > 100
-    assert not (tmp_path / "report.state.json").exists()
-    for wrong, message in (
-        ({"model": "nowhere.keras"}, "no model at"),
-        ({"attacks": ["best"]}, "Unknown attack 'best'"),
-        ({"radii": "a,b"}, "--radii must be"),
-        ({"dataset": "wien"}, "Near names: .*'wine'"),
-        ({"data": "x.csv"}, "not both"),
-    ):
-        with pytest.raises(app.UsageError, match=message):
-            run("tools/evaluate.py", capsys, **{**settings, **wrong})
-
-
-def test_evaluate_a_saved_model(tmp_path, capsys):
-    """Of any origin: it is attacked, but can't be certified."""
-    import keras
-
-    import keras_rub
-
-    keras.utils.set_random_seed(0)
-    base = keras_rub.models.mlp((4,), 3, hidden=(8,))
-    base.export(str(tmp_path / "saved"), verbose=False)
-    printed = run(
-        "tools/evaluate.py",
-        capsys,
-        model=str(tmp_path / "saved"),
-        dataset="iris",
-        norms=["2"],
-        radii="0.5",
-        attacks=["pgd"],
-        report=str(tmp_path / "report.html"),
-    )
-    assert "note: No certificate" in printed and "30 samples" in printed
 
 
 def test_quickstart(tmp_path, capsys):

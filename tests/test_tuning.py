@@ -15,7 +15,7 @@ import keras_rub
 from keras_rub import training
 from keras_rub.tuning import Results, SearchSpace, Sweep
 from keras_rub.tuning.oracles import GridOracle, beat_path
-from tests.test_tools import run
+from tests.calling import call, refused
 
 ROOT = pathlib.Path(__file__).parent.parent
 
@@ -325,19 +325,25 @@ def test_other_oracles(oracle, tmp_path, monkeypatch, capsys):
 
 
 def test_bad_objective(tmp_path):
-    sweep = sweep_of(tmp_path, objective="attacked:3:1")
     rows = [
         {"criterion": "attacked", "norm": 1, "radius": 0.2, "accuracy": 0.5}
     ]
-    with pytest.raises(Exception, match="one of .*attacked:1:0.2"):
-        sweep.objective_of(rows)
-    named = sweep_of(tmp_path, objective="attacked:1:0.2")
+    for wrong in ("attacked:3:1", "attacked:1", "best", "attacked:1:x"):
+        sweep = sweep_of(tmp_path, objective=wrong)
+        with pytest.raises(ValueError, match="one of .*attacked:1:0.2"):
+            sweep.search(max_trials=1)
+    assert not list(tmp_path.iterdir())
+    named = sweep_of(tmp_path, objective="attacked:1:0.20")
     assert named.objective_of(rows) == 0.5
+    absent = sweep_of(tmp_path, objective="certified:1:0.2")
+    with pytest.raises(Exception, match="can be scored"):
+        absent.objective_of(rows)
 
 
-def test_tool(tmp_path, capsys):
+def test_command(tmp_path, capsys):
     (tmp_path / "space.yaml").write_text(
-        "defense: [rub]\nrho: [0.05]\nlearning_rate: [0.01]\nbatch_size: [32]\n"
+        "defense: [rub]\nrho: [0.05]\nlearning_rate: [1e-2]\nbatch_size: [32]\n"
+        "architecture: mlp1\n"
     )
     settings = {
         "dataset": "iris",
@@ -347,23 +353,17 @@ def test_tool(tmp_path, capsys):
         "steps": 20,
         "out": str(tmp_path / "sweep"),
     }
-    printed = run("tools/tune.py", capsys, **settings)
+    printed = call(capsys, "tune", **settings)
     assert "certified L1 0.2" in printed and "| rub |" in printed
     folder = tmp_path / "sweep"
     assert (folder / "accuracy.png").stat().st_size > 8_000
     assert (folder / "tables.md").read_text().startswith("| clean |")
-    again = run("tools/tune.py", capsys, **settings, report=True)
+    again = call(capsys, "tune", **settings, report_only=True)
     assert "| rub |" in again and "trial 0 " not in again
-    from absl import app
-
-    for wrong, message in (
-        ({"radii": "1=3"}, "--radii must look like"),
-        ({"dataset": "irsi"}, "Near names: .*'iris'"),
-        ({"attacks": ["x"]}, "Unknown attack"),
-        ({"space": "none.yaml"}, "no search space"),
-    ):
-        with pytest.raises(app.UsageError, match=message):
-            run("tools/tune.py", capsys, **{**settings, **wrong})
+    # What the best networks were trained on and how travels with them.
+    best = training.read_settings(folder / "best" / "clean.keras")
+    assert best["dataset"] == "iris" and best["normalization"] == "standard"
+    assert "steps differ" in refused(capsys, "tune", **{**settings, "steps": 9})
 
 
 # Several processes ------------------------------------------------------------

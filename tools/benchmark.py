@@ -8,7 +8,6 @@ own that takes a few steps, less that of one that takes nominal ones.
 """
 
 import functools
-import json
 import os
 import pathlib
 import resource
@@ -24,8 +23,8 @@ from absl import app, flags
 from sklearn.datasets import load_digits
 
 import keras_rub
-from keras_rub import datasets, models
-from keras_rub.files import write_atomically
+from keras_rub import datasets, models, tables
+from keras_rub.files import read_json, write_json
 
 _OUT = flags.DEFINE_string(
     "out", "out/benchmark.json", "Where to write the figures, as JSON."
@@ -185,6 +184,11 @@ def foolbox_step_of(model, data):
     return step
 
 
+def show(title, header, cells):
+    """Prints one table."""
+    print(f"\n{title}\n{tables.to_text(header, cells)}", flush=True)
+
+
 def run_steps(title, makers, data, rounds, slow=()):
     """Measures a group and prints it; returns its figures."""
     cases = {
@@ -194,9 +198,7 @@ def run_steps(title, makers, data, rounds, slow=()):
     steps = {name: 1 if name in slow else 10 for name in cases}
     times = measure(cases, rounds, steps)
     plain = times.get("rub, plain formula")
-    print(f"\n{title}")
-    print(f"{'case':30s} {'ms/step':>9s} {'x nominal':>10s} {'x plain':>9s}")
-    rows = {}
+    rows, cells = {}, []
     for name, value in times.items():
         rows[name] = {
             "ms": round(value, 3),
@@ -205,11 +207,10 @@ def run_steps(title, makers, data, rounds, slow=()):
         faster = ""
         if plain is not None and name.startswith("rub"):
             rows[name]["faster_than_plain"] = round(plain / value, 2)
-            faster = f"{plain / value:8.1f}x"
-        print(
-            f"{name:30s} {value:9.2f} {value / times['nominal']:10.1f} "
-            f"{faster:>9s}"
-        )
+            faster = f"{plain / value:.1f}x"
+        slower = f"{value / times['nominal']:.1f}"
+        cells.append([name, f"{value:.2f}", slower, faster])
+    show(title, ["case", "ms/step", "x nominal", "x plain"], cells)
     return rows
 
 
@@ -254,14 +255,17 @@ def run_memory():
             command, check=True, capture_output=True, text=True
         ).stdout
         peaks[name] = float(output.strip().splitlines()[-1])
-    print("\nPeak memory, batch 32, hidden layers 3x200")
-    print(f"{'case':38s} {'MB':>8s} {'above nominal':>14s}")
-    rows = {}
+    rows, cells = {}, []
     for name, peak in peaks.items():
         inputs = name.split(", ")[-1]
         extra = peak - peaks[f"nominal, {inputs}"]
         rows[name] = {"peak_mb": round(peak), "extra_mb": round(extra)}
-        print(f"{name:38s} {peak:8.0f} {extra:14.0f}")
+        cells.append([name, f"{peak:.0f}", f"{extra:.0f}"])
+    show(
+        "Peak memory, batch 32, hidden layers 3x200",
+        ["case", "MB", "above nominal"],
+        cells,
+    )
     return rows
 
 
@@ -301,9 +305,7 @@ def run_screening():
     """Loss with 32 screened vertices against all, on a RUB-trained net."""
     x, y = large_digits()
     base = trained_model().base
-    rows = {}
-    print("\nScreened loss against the exact one, net trained with RUB")
-    print(f"{'rho':>5s} {'exact':>10s} {'screened':>10s} {'gap':>9s}")
+    rows, cells = {}, []
     for rho in (0.28, 1.0, 2.8):
         losses = {}
         for vertices in ("all", 32):
@@ -318,7 +320,13 @@ def run_screening():
             "screened": losses[32],
             "relative_gap": gap,
         }
-        print(f"{rho:5.2f} {losses['all']:10.5f} {losses[32]:10.5f} {gap:9.1e}")
+        exact, screened = f"{losses['all']:.5f}", f"{losses[32]:.5f}"
+        cells.append([f"{rho:.2f}", exact, screened, f"{gap:.1e}"])
+    show(
+        "Screened loss against the exact one, net trained with RUB",
+        ["rho", "exact", "screened", "gap"],
+        cells,
+    )
     return rows
 
 
@@ -334,7 +342,6 @@ def run_certify():
         source = f"MNIST test set, {_MODEL.value}"
     else:
         model, (x, y), source = trained_model(), large_digits(), "large digits"
-    print(f"\nCertification by rub at rho = 2.8, {len(x)} samples ({source})")
     rows, certified = {}, {}
     for name, decide_only in (("every vertex", False), ("deciding only", True)):
         settings = {"rho": 2.8, "method": "rub", "decide_only": decide_only}
@@ -353,9 +360,15 @@ def run_certify():
     ratio = rows["deciding only"]["seconds"] / rows["every vertex"]["seconds"]
     same = bool(np.array_equal(*certified.values()))
     rows["ratio"], rows["same_decisions"] = round(ratio, 3), same
-    for name, row in list(rows.items())[:2]:
-        print(f"{name:20s} {row['seconds']:8.1f} s")
-    print(f"{'ratio':20s} {ratio:8.2f}   same decisions: {same}")
+    show(
+        f"Certification by rub at rho = 2.8, {len(x)} samples ({source})",
+        ["case", "seconds"],
+        [
+            *([name, f"{rows[name]['seconds']:.1f}"] for name in certified),
+            ["ratio", f"{ratio:.2f}"],
+        ],
+    )
+    print(f"same decisions: {same}")
     return rows
 
 
@@ -366,9 +379,7 @@ def run_export(rounds):
     """Latency of the exported signatures, 30 features, against predicting."""
     keras.utils.set_random_seed(0)
     base = models.mlp((30,), 2)
-    print("\nExported signatures, 30 inputs, 3x200, 2 classes, L1, rub")
-    print(f"{'case':30s} {'ms/request':>10s} {'x serving_default':>18s}")
-    rows = {}
+    rows, cells = {}, []
     with tempfile.TemporaryDirectory() as folder:
         path = keras_rub.export(base, pathlib.Path(folder) / "tabular")
         served = tf.saved_model.load(str(path))
@@ -391,7 +402,12 @@ def run_export(rounds):
                     "ms": round(value, 3),
                     "times_serving_default": round(ratio, 2),
                 }
-                print(f"{case:30s} {value:10.2f} {ratio:18.1f}")
+                cells.append([case, f"{value:.2f}", f"{ratio:.1f}"])
+    show(
+        "Exported signatures, 30 inputs, 3x200, 2 classes, L1, rub",
+        ["case", "ms/request", "x serving_default"],
+        cells,
+    )
     return rows
 
 
@@ -477,7 +493,7 @@ def main(argv):
         )
     path = pathlib.Path(_OUT.value)
     # Groups that are not run keep the figures of an earlier run.
-    results = json.loads(path.read_text()) if path.exists() else {}
+    results = read_json(path) if path.exists() else {}
     results["versions"] = {
         "tensorflow": tf.__version__,
         "keras": keras.__version__,
@@ -486,7 +502,7 @@ def main(argv):
     for name, run in RUNS.items():
         if name in _GROUPS.value:
             results[name] = run(_ROUNDS.value)
-    write_atomically(path, json.dumps(results, indent=2) + "\n")
+    write_json(path, results, indent=2)
     print(f"\nwritten to {path}")
 
 

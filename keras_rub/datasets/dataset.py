@@ -30,6 +30,7 @@ class Dataset:
             array [features] for a table, a float (the mean over the training
             images) for images; `None` where the file does not tell.
         source: where the data came from.
+        label: name of the column with the classes, of a CSV file.
     """
 
     name: str
@@ -42,6 +43,7 @@ class Dataset:
     normalization: str
     raw_scale: np.ndarray | float | None
     source: str
+    label: str | None = None
 
     @property
     def input_shape(self) -> tuple[int, ...]:
@@ -122,6 +124,7 @@ class RawData:
         standardized: whether the features are standardised already.
         value_range: the range that every feature has by its nature, or
             `None`. Such features are scaled to [0, 1] by default.
+        label: name of the column with the classes, or `None`.
     """
 
     train: Samples
@@ -130,6 +133,7 @@ class RawData:
     feature_names: tuple[str, ...] | None = None
     standardized: bool = False
     value_range: tuple[float, float] | None = None
+    label: str | None = None
 
     @property
     def is_image(self) -> bool:
@@ -181,6 +185,7 @@ def prepare(
         normalization=normalization,
         raw_scale=raw_scale,
         source=raw.source,
+        label=raw.label,
     )
 
 

@@ -247,7 +247,7 @@ def read_csv(
         x, y = x[whole], y[whole]
     raw = _split(x, y, source=path.name, feature_names=tuple(columns))
     train, test = _handle_missing(path, raw.train, raw.test, missing)
-    return RawData(train, test, raw.source, raw.feature_names)
+    return RawData(train, test, raw.source, raw.feature_names, label=label)
 
 
 def read_tfds(name: str, data_dir: str | os.PathLike | None = None) -> RawData:

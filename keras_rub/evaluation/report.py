@@ -12,6 +12,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from keras_rub import tables
 from keras_rub.evaluation import plots
 from keras_rub.evaluation.result import Evaluation
 from keras_rub.version import __version__
@@ -60,20 +61,16 @@ def html_report(
     """
     parts = [f"<h1>{html.escape(title)}</h1>", _summary(result)]
     parts += [_box("warning", text) for text in result.warnings]
-    if not result.warnings:
+    if result.signs is not None and not result.warnings:
         parts.append(_box("note", "No sign of false safety was found."))
     parts += [_box("note", text) for text in result.notes]
-    parts += ["<h2>Accuracy</h2>", _table(result)]
+    parts += ["<h2>Accuracy</h2>", tables.to_html(*result.cells())]
     parts.append(_picture(plots.accuracy_curves(result), "accuracy curves"))
     parts.append(_legend())
     parts += _examples(result, feature_names)
     if settings:
-        rows = "".join(
-            f"<tr><td>{html.escape(str(k))}</td>"
-            f"<td>{html.escape(str(v))}</td></tr>"
-            for k, v in settings.items()
-        )
-        parts.append(f'<h2>Settings</h2><table class="settings">{rows}</table>')
+        table = tables.to_html(None, list(settings.items()), kind="settings")
+        parts.append(f"<h2>Settings</h2>{table}")
     if model is not None:
         lines: list[str] = []
         model.summary(line_length=90, print_fn=lines.append, expand_nested=True)
@@ -110,31 +107,6 @@ def _summary(result) -> str:
 def _box(kind, text) -> str:
     label = "Warning: " if kind == "warning" else ""
     return f'<div class="{kind}">{label}{html.escape(text)}</div>'
-
-
-def _table(result) -> str:
-    rows = result.rows
-    columns = list(dict.fromkeys(key for row in rows for key in row))
-    head = "".join(f"<th>{html.escape(name)}</th>" for name in columns)
-    body = []
-    for row in rows:
-        cells = []
-        for name in columns:
-            value = row.get(name)
-            if value is None:
-                text = ""
-            elif name == "norm":
-                text = f"L{value}"
-            elif name == "rho":
-                text = f"{value:g}"
-            else:
-                text = f"{value:.1%}"
-            cells.append(f'<td class="{html.escape(name)}">{text}</td>')
-        body.append(f"<tr>{''.join(cells)}</tr>")
-    return (
-        f"<table><thead><tr>{head}</tr></thead>"
-        f"<tbody>{''.join(body)}</tbody></table>"
-    )
 
 
 def _legend() -> str:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import csv
 import dataclasses
-import io
 import json
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
+from keras_rub import tables
 from keras_rub.attacks import PAPER
 from keras_rub.evaluation import signs
 from keras_rub.perturbations import PerturbationSet
@@ -32,7 +31,8 @@ class Evaluation:
             boolean array [radii, n]: still classified right.
         certified: dict from the norm to a boolean array [radii, n], for the
             norms that were certified.
-        signs: what hints at false safety, see `keras_rub.evaluation.signs`.
+        signs: what hints at false safety, see `keras_rub.evaluation.signs`;
+            `None` if it was not looked for.
         examples: dict from the norm to a few attacked samples.
         notes: remarks, such as why there is no certificate.
     """
@@ -43,7 +43,7 @@ class Evaluation:
     perturbations: PerturbationSet
     standing: dict[NormName, dict[str, np.ndarray]]
     certified: dict[NormName, np.ndarray]
-    signs: signs.Signs
+    signs: signs.Signs | None
     examples: dict[NormName, list[dict[str, Any]]]
     notes: tuple[str, ...] = ()
 
@@ -88,6 +88,34 @@ class Evaluation:
         order = np.argsort(self.radii[norm])
         stands[order] = np.logical_and.accumulate(stands[order], axis=0)
         return stands
+
+    def shares(self, where: slice | np.ndarray = slice(None)) -> dict[str, Any]:
+        """All accuracies from 0 to 1, as plain numbers ready for JSON.
+
+        Args:
+            where: slice, or indices of the samples that count. Defaults to
+                all.
+
+        Returns:
+            Dict with `clean`, a number; `attacked`, from the norm to a dict
+            from the attack to one number a radius; `worst` and `certified`,
+            from the norm to one number a radius.
+        """
+
+        def mean(found):
+            return np.mean(found[..., where], axis=-1).tolist()
+
+        return {
+            "clean": mean(self.predicted == self.labels),
+            "attacked": {
+                norm: {name: mean(found) for name, found in attacks.items()}
+                for norm, attacks in self.standing.items()
+            },
+            "worst": {norm: mean(self.worst(norm)) for norm in self.radii},
+            "certified": {
+                norm: mean(found) for norm, found in self.certified.items()
+            },
+        }
 
     @property
     def rows(self) -> list[dict[str, Any]]:
@@ -145,7 +173,9 @@ class Evaluation:
             "perturbations": self.perturbations.get_config(),
             "standing": plain(self.standing),
             "certified": plain(self.certified),
-            "signs": plain(dataclasses.asdict(self.signs)),
+            "signs": None
+            if self.signs is None
+            else plain(dataclasses.asdict(self.signs)),
             "examples": plain(self.examples),
             "notes": list(self.notes),
         }
@@ -169,7 +199,9 @@ class Evaluation:
             certified={
                 norm: flags(found) for norm, found in state["certified"].items()
             },
-            signs=signs.Signs.from_dict(state["signs"]),
+            signs=None
+            if state["signs"] is None
+            else signs.Signs.from_dict(state["signs"]),
             examples={
                 norm: [
                     {
@@ -210,7 +242,9 @@ class Evaluation:
                 norm: join([part.certified[norm] for part in parts])
                 for norm in first.certified
             },
-            signs=signs.Signs.merge([part.signs for part in parts]),
+            signs=None
+            if first.signs is None
+            else signs.Signs.merge([part.signs for part in parts]),
             examples=first.examples,
             notes=tuple(notes),
         )
@@ -221,43 +255,29 @@ class Evaluation:
 
     def to_csv(self) -> str:
         """The table as CSV, accuracies from 0 to 1."""
-        text = io.StringIO()
-        writer = csv.DictWriter(text, self._columns, restval="")
-        writer.writeheader()
-        writer.writerows(self.rows)
-        return text.getvalue()
+        return tables.to_csv(self.rows)
 
     def to_markdown(self) -> str:
         """The table as Markdown, accuracies in percent."""
-        columns = self._columns
         lines = [
-            "| " + " | ".join(columns) + " |",
-            "|" + " --- |" * len(columns),
+            tables.to_markdown(*self.cells()),
+            f"\nAttacker: {self.attacker}.",
+            *(f"\n> Warning: {text}" for text in self.warnings),
+            *(f"\n> Note: {text}" for text in self.notes),
         ]
-        for row in self.rows:
-            lines.append(
-                "| " + " | ".join(_cell(row, name) for name in columns) + " |"
-            )
-        lines.append(f"\nAttacker: {self.attacker}.")
-        lines += [f"\n> Warning: {text}" for text in self.warnings]
-        lines += [f"\n> Note: {text}" for text in self.notes]
         return "\n".join(lines) + "\n"
 
-    @property
-    def _columns(self) -> list[str]:
-        return list(dict.fromkeys(key for row in self.rows for key in row))
+    def cells(self) -> tuple[list[str], list[list[str]]]:
+        """The table for readers: names of columns, and rows of cells."""
+        rows = self.rows
+        columns = tables.columns_of(rows)
+        return columns, [[_cell(row, name) for name in columns] for row in rows]
 
     def __repr__(self) -> str:
-        columns = self._columns
-        width = max(10, *(len(name) + 2 for name in columns))
         lines = [
             f"{len(self)} samples, clean accuracy {self.clean_accuracy:.2%}",
             f"attacker: {self.attacker}",
-            "".join(f"{name:>{width}s}" for name in columns),
-        ]
-        lines += [
-            "".join(f"{_cell(row, name):>{width}s}" for name in columns)
-            for row in self.rows
+            tables.to_text(*self.cells()),
         ]
         lines += [f"warning: {text}" for text in self.warnings]
         lines += [f"note: {text}" for text in self.notes]
@@ -265,10 +285,9 @@ class Evaluation:
 
 
 def _cell(row, name) -> str:
-    if name not in row:
-        return ""
+    value = row.get(name)
     if name == "norm":
-        return f"L{row[name]}"
+        return f"L{value}"
     if name == "rho":
-        return f"{row[name]:g}"
-    return f"{row[name]:.1%}"
+        return f"{value:g}"
+    return tables.percent(value)

@@ -197,15 +197,23 @@ def _survives_huge(model, x, labels, perturbations, batch_size):
 def warnings_of(result: Evaluation) -> list[str]:
     """What speaks against trusting the figures, in words."""
     found = []
+    for norm, radii in result.radii.items():
+        found += _warnings_of_norm(result, norm, np.array(radii))
+    if result.signs is not None:
+        found = [*_warnings_of_samples(result), *found]
+    return found
+
+
+def _warnings_of_samples(result):
     right = result.predicted == result.labels
     if result.signs.probabilities:
-        found.append(
+        yield (
             "The outputs look like probabilities (each row sums to 1). Attacks "
             "and certificates expect logits: take the softmax off."
         )
     share = np.mean(result.signs.zero_gradient[right]) if right.any() else 0.0
     if share > _FEW:
-        found.append(
+        yield (
             f"Zero gradients: the cross entropy of {share:.0%} of the samples "
             "does not change with the input, so gradient attacks on it are "
             "blind there. Trust the margin-ratio attacks and certificates only."
@@ -214,14 +222,11 @@ def warnings_of(result: Evaluation) -> list[str]:
     if huge is not None:
         chance = np.bincount(result.labels).max() / len(result)
         if np.mean(huge) > chance + _MANY:
-            found.append(
+            yield (
                 f"Accuracy stays at {np.mean(huge):.0%} under PGD with a huge "
                 "radius, where any model can be broken: the attack fails, the "
                 "model does not resist (gradient masking)."
             )
-    for norm, radii in result.radii.items():
-        found += _warnings_of_norm(result, norm, np.array(radii))
-    return found
 
 
 def _warnings_of_norm(result, norm, radii):
@@ -238,7 +243,9 @@ def _warnings_of_norm(result, norm, radii):
     if not attacks:
         return
     last = int(np.argmax(radii))
-    beaten = np.mean(worst[last] & result.signs.random_breaks[norm])
+    beaten = 0.0
+    if result.signs is not None:
+        beaten = np.mean(worst[last] & result.signs.random_breaks[norm])
     if beaten > _FEW:
         yield (
             f"L{norm}, rho={radii[last]:g}: random points break {beaten:.0%} "

@@ -10,6 +10,8 @@ import pathlib
 from collections.abc import Iterable
 from typing import Any
 
+from keras_rub import tables
+
 COLUMNS = (
     "trial", "worker", "status", "reason", "seconds", "defense", "rho",
     "learning_rate", "batch_size", "normalization", "architecture", "steps",
@@ -119,17 +121,23 @@ class Results:
 
     def leaderboard(self) -> str:
         """The best settings for each criterion, as a text table."""
-        head = f"{'criterion':22s} {'validation':>10s} {'test':>7s}"
-        lines = [f"{head}  trial  settings"]
+        rows = []
         for (criterion, norm, radius), row in self.best().items():
             name = criterion if not norm else f"{criterion} L{norm} {radius:g}"
             settings = ", ".join(
                 f"{key}={row[key]}" for key in _SETTINGS if row[key]
             )
-            lines.append(
-                f"{name:22s} {row['validation']:10.1%} {row['accuracy']:7.1%}  "
-                f"{row['trial']:5s}  {settings}"
+            rows.append(
+                (
+                    name,
+                    tables.percent(row["validation"]),
+                    tables.percent(row["accuracy"]),
+                    row["trial"],
+                    settings,
+                )
             )
+        header = ("criterion", "validation", "test", "trial", "settings")
+        lines = [tables.to_text(header, rows, left=(0, 3, 4))]
         failed = [t for t in self.trials().values() if t["status"] == "failed"]
         lines += [f"trial {t['trial']} failed: {t['reason']}" for t in failed]
         return "\n".join(lines)
@@ -151,24 +159,17 @@ class Results:
             )
             title = f"{criterion} L{norm}" if norm else criterion
             head = [f"{r:g}" if r is not None else "accuracy" for r in radii]
-            lines = [
-                f"| {title} | " + " | ".join(head) + " |",
-                "|" + " --- |" * (len(radii) + 1),
-            ]
+            rows = []
             for defense in defenses:
                 cells = [
-                    best.get((defense, criterion, norm, radius))
+                    best.get((defense, criterion, norm, radius), {})
                     for radius in radii
                 ]
-                lines.append(
-                    f"| {defense} | "
-                    + " | ".join(
-                        f"{cell['accuracy']:.1%}" if cell else ""
-                        for cell in cells
-                    )
-                    + " |"
-                )
-            parts.append("\n".join(lines))
+                shares = [
+                    tables.percent(cell.get("accuracy")) for cell in cells
+                ]
+                rows.append([defense, *shares])
+            parts.append(tables.to_markdown([title, *head], rows))
         return "\n\n".join(parts)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import os
 import pathlib
 from typing import Any
@@ -12,7 +13,7 @@ import keras_tuner
 import yaml
 
 from keras_rub.datasets import NORMALIZATIONS
-from keras_rub.perturbations import canonical_norm, check_rho, paper_radius
+from keras_rub.perturbations import canonical_norm, paper_radius
 from keras_rub.training import ARCHITECTURES, DEFENSES
 
 # The radii and learning rates that the paper tries.
@@ -54,19 +55,32 @@ class SearchSpace:
                 raise ValueError(
                     f"Search space: {field.name} must hold at least one value."
                 )
+        if not isinstance(self.scaled, bool):
+            raise ValueError(
+                "Search space: scaled must be true or false. "
+                f"Received: {self.scaled!r}"
+            )
         for name in self.defense:
             split_defense(name)
-        for rho in self.rho:
-            check_rho(rho)
+        _check_numbers("rho", self.rho, "at least 0", lambda rho: rho >= 0)
+        _check_numbers(
+            "learning_rate", self.learning_rate, "above 0", lambda r: r > 0
+        )
+        _check_numbers(
+            "batch_size",
+            self.batch_size,
+            "whole and at least 1",
+            lambda size: size >= 1 and size == int(size),
+        )
         for name, known in (
             ("normalization", NORMALIZATIONS),
             ("architecture", tuple(ARCHITECTURES)),
         ):
-            unknown = set(getattr(self, name)) - set(known)
+            unknown = [v for v in getattr(self, name) if v not in known]
             if unknown:
                 raise ValueError(
                     f"Search space: {name} must be among {known}. "
-                    f"Received: {sorted(unknown)}"
+                    f"Received: {unknown}"
                 )
 
     @classmethod
@@ -93,7 +107,7 @@ class SearchSpace:
         return cls(
             **{
                 key: value
-                if isinstance(value, bool)
+                if key == "scaled"
                 else tuple(value)
                 if isinstance(value, list)
                 else (value,)
@@ -125,6 +139,20 @@ class SearchSpace:
     def radius(self, number: float, norm: int | str, shape) -> float:
         """The radius that a number of `rho` means."""
         return paper_radius(number, norm, shape) if self.scaled else number
+
+
+def _check_numbers(name, values, wanted, fits) -> None:
+    for value in values:
+        try:
+            # YAML takes 1e-3, without a point, for a word.
+            number = math.nan if isinstance(value, bool) else float(value)
+        except (TypeError, ValueError):
+            number = math.nan
+        if not (math.isfinite(number) and fits(number)):
+            raise ValueError(
+                f"Search space: {name} must hold numbers, {wanted}. "
+                f"Received: {value!r}"
+            )
 
 
 def split_defense(name: str) -> tuple[str, int | str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import os
@@ -14,8 +15,10 @@ import keras
 import keras_tuner
 import numpy as np
 
-from keras_rub import attacks, datasets, training
-from keras_rub.bounds import UnsupportedLayerError, certify
+from keras_rub import datasets, training
+from keras_rub.evaluation import evaluate
+from keras_rub.files import replacing, write_json
+from keras_rub.resuming import claim
 from keras_rub.tuning.oracles import ORACLES, Heartbeat
 from keras_rub.tuning.results import Results
 from keras_rub.tuning.space import SearchSpace, split_defense
@@ -33,6 +36,7 @@ class Sweep:
         radii: dict from the norm (1, 2, `"inf"`) to the radii of the attacks.
         folder: where results, models and the tuner's state go.
         data_dir: the data folder, or `None`.
+        label: column of a CSV file with the classes, or `None`, the last.
         oracle: `"grid"`, `"random"`, `"bayesian"` or `"hyperband"`.
         objective: what the oracle maximises on the validation set:
             `"mean"` of all attacked accuracies, or such as
@@ -50,6 +54,7 @@ class Sweep:
     radii: dict[int | str, list[float]]
     folder: str | os.PathLike
     data_dir: str | None = None
+    label: str | None = None
     oracle: str = "random"
     objective: str = "mean"
     steps: int = 300
@@ -69,10 +74,12 @@ class Sweep:
 
     def claim(self) -> None:
         """Makes the folder this sweep's own, or refuses."""
-        training.claim(
-            pathlib.Path(self.folder),
+        label = {} if self.label is None else {"label": self.label}
+        claim(
+            self.folder,
             {
                 "dataset": self.dataset,
+                **label,
                 "space": self.space.to_dict(),
                 "radii": {str(n): list(r) for n, r in self.radii.items()},
                 "oracle": self.oracle,
@@ -104,6 +111,7 @@ class Sweep:
             worker_timeout: seconds after which a silent worker's trial is
                 given to another.
         """
+        self.check_objective()
         self.claim()
         options = {
             "objective": keras_tuner.Objective("objective", "max"),
@@ -138,16 +146,16 @@ class Sweep:
             if not source.exists():
                 continue
             target = pathlib.Path(self.folder) / "best" / f"{name}.keras"
-            target.parent.mkdir(exist_ok=True)
-            partial = target.with_suffix(f".{os.getpid()}.partial")
-            shutil.copyfile(source, partial)
-            partial.replace(target)
+            for path in (source.with_suffix(".json"), source):
+                if path.exists():
+                    with replacing(target.with_suffix(path.suffix)) as partial:
+                        shutil.copyfile(path, partial)
             found[name] = target
         return found
 
     def data(self, normalization: str) -> datasets.Dataset:
         """The data set in these units."""
-        return _load(self.dataset, self.data_dir, normalization)
+        return _load(self.dataset, self.data_dir, normalization, self.label)
 
     def recipe(self, values: dict[str, Any], shape) -> training.Recipe:
         """How a trial with these hyper-parameters is trained."""
@@ -170,46 +178,48 @@ class Sweep:
     def score(self, model: keras.Model, x, y) -> list[dict[str, Any]]:
         """Clean, attacked and certified accuracy, for all norms and radii."""
         x, y = x[: self.samples], y[: self.samples]
-        x = x.reshape(len(x), *model.input_shape[1:])
-        rows = []
-
-        def add(criterion, norm, radius, right):
-            rows.append(
-                {
-                    "criterion": criterion,
-                    "norm": norm,
-                    "radius": radius,
-                    "accuracy": round(float(np.mean(right)), 6),
-                }
+        found = evaluate(
+            model,
+            x.reshape(len(x), *model.input_shape[1:]),
+            y,
+            radii=self.radii,
+            norms=list(self.radii),
+            attacks=self.attacks,
+            certificates=self.certificates or False,
+            examples=0,
+            diagnosis=False,
+            seed=self.seed,
+            verbose=0,
+        ).shares()
+        rows = [("clean", "", "", found["clean"])]
+        rows += [
+            (criterion, norm, radius, share)
+            for norm, radii in self.radii.items()
+            for criterion, by_norm in (
+                ("attacked", found["worst"]),
+                ("certified", found["certified"]),
             )
+            if str(norm) in by_norm
+            for radius, share in zip(radii, by_norm[str(norm)], strict=True)
+        ]
+        names = ("criterion", "norm", "radius", "accuracy")
+        return [
+            dict(zip(names, (*row[:3], round(row[3], 6)), strict=True))
+            for row in rows
+        ]
 
-        predicted = model.predict(x, verbose=0).argmax(axis=-1)
-        add("clean", "", "", predicted == y)
-        for norm, radii in self.radii.items():
-            left = np.stack([predicted == y] * len(radii))
-            for name in self.attacks:
-                attack = attacks.make(name, model, norm)
-                for index, points in enumerate(attack.sweep(x, y, radii)):
-                    left[index] &= attack.predict(points) == y
-            for radius, right in zip(radii, left, strict=True):
-                add("attacked", norm, radius, right)
-            for radius, right in self._certified(model, x, y, norm, radii):
-                add("certified", norm, radius, right)
-        return rows
-
-    def _certified(self, model, x, y, norm, radii):
-        method = self.certificates
-        if method is None or (method in ("rub", "alpha-rub") and norm != 1):
-            return
-        try:
-            table = certify(
-                model, x, y, rho=list(radii), norm=norm, method=method,
-                decide_only=True, verbose=0,
-            )  # fmt: skip
-        except UnsupportedLayerError:
-            return
-        for radius, certificate in zip(radii, table, strict=True):
-            yield radius, certificate.certified
+    def check_objective(self) -> None:
+        """Raises if `objective` names nothing that is scored."""
+        if self.objective != "mean" and self._goal() is None:
+            known = ["mean", "clean"]
+            for norm, radii in self.radii.items():
+                known += [f"attacked:{norm}:{radius:g}" for radius in radii]
+                if self.certificates:
+                    known += [f"certified:{norm}:{rho:g}" for rho in radii]
+            raise ValueError(
+                f"`objective` must be one of {', '.join(known)}. "
+                f"Received: `objective={self.objective!r}`"
+            )
 
     def objective_of(self, rows: list[dict[str, Any]]) -> float:
         """What the oracle is told, from the rows of the validation set."""
@@ -220,22 +230,40 @@ class Sweep:
                 if row["criterion"] == "attacked"
             ]
             return float(np.mean(values))
+        goal = self._goal()
         for row in rows:
-            name = f"{row['criterion']}:{row['norm']}:{row['radius']}"
-            if self.objective in (name, name.rstrip(":")):
+            if (row["criterion"], row["norm"], row["radius"]) == goal:
                 return row["accuracy"]
-        known = sorted(
-            f"{row['criterion']}:{row['norm']}:{row['radius']}" for row in rows
-        )
+        # Such as a certificate for a network that has none.
         raise keras_tuner.errors.FatalValueError(
-            f"`objective` must be mean or one of {known}. "
-            f"Received: `objective={self.objective!r}`"
+            "`objective` must be something that can be scored for these "
+            f"networks. Received: `objective={self.objective!r}`"
         )
+
+    def _goal(self) -> tuple[str, Any, Any] | None:
+        """Criterion, norm and radius of `objective`, if they are scored."""
+        if self.objective == "clean":
+            return ("clean", "", "")
+        for norm, radii in self.radii.items():
+            for radius in radii:
+                for criterion in ("attacked", "certified"):
+                    with contextlib.suppress(ValueError):
+                        name, other, number = self.objective.split(":")
+                        if (
+                            name == criterion
+                            and other == str(norm)
+                            and float(number) == radius
+                            and (name == "attacked" or self.certificates)
+                        ):
+                            return (criterion, norm, radius)
+        return None
 
 
 @functools.lru_cache(maxsize=4)
-def _load(name, data_dir, normalization):
-    return datasets.load(name, data_dir, normalization=normalization)
+def _load(name, data_dir, normalization, label):
+    return datasets.load(
+        name, data_dir, normalization=normalization, label=label
+    )
 
 
 class _OutOfTimeError(Exception):
@@ -331,7 +359,10 @@ class _Tuner(keras_tuner.Tuner):
                 }
                 for row in found
             ]
-        training.save(model, sweep.model_path(trial))
+        path = sweep.model_path(trial)
+        settings = training.settings_of(recipe, data)
+        write_json(path.with_suffix(".json"), settings, indent=2)
+        training.save(model, path)
         validation = [row for row in rows if row["split"] == "validation"]
         return rows, sweep.objective_of(validation)
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import pathlib
 import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from keras_rub.files import write_atomically
+from keras_rub.files import read_json, write_json
+from keras_rub.resuming import differing
 
 
 class NotNowError(Exception):
@@ -50,8 +50,8 @@ class Store:
         path = self.path(job)
         if not path.exists():
             return None
-        state = json.loads(path.read_text())
-        if state["settings"] != _plain(job.settings):
+        state = read_json(path)
+        if differing(job.settings, state["settings"]):
             return None
         return state["result"]
 
@@ -62,7 +62,7 @@ class Store:
             "seconds": round(seconds, 1),
             "result": result,
         }
-        write_atomically(self.path(job), json.dumps(state) + "\n")
+        write_json(self.path(job), state)
 
 
 def run(
@@ -99,11 +99,6 @@ def run(
             f"{end - start:.1f} s, about {_duration(ahead)} left",
             flush=True,
         )
-
-
-def _plain(value):
-    """As it comes back from JSON."""
-    return json.loads(json.dumps(value))
 
 
 def _duration(seconds: float) -> str:

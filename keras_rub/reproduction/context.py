@@ -6,17 +6,16 @@ import dataclasses
 import functools
 import os
 import pathlib
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Hashable
+from typing import Any, TypeVar
 
 import numpy as np
-from absl import app
-from sklearn.datasets import load_digits
-from sklearn.model_selection import train_test_split
 
 from keras_rub import datasets
 from keras_rub.datasets.dataset import RawData, prepare
-from reproduction import jobs
+from keras_rub.reproduction import jobs
+
+Key = TypeVar("Key", bound=Hashable)
 
 
 @dataclasses.dataclass
@@ -28,7 +27,6 @@ class Context:
         data_dir: the data folder, or `None`.
         out: folder for models and job results.
         results: folder for pages.
-        command: the command line that makes the page NAME, with `{name}`.
         minutes: start no job after so many minutes, or `None`.
         train: whether networks that are missing may be trained.
     """
@@ -37,7 +35,6 @@ class Context:
     data_dir: str | os.PathLike | None
     out: pathlib.Path
     results: pathlib.Path
-    command: str
     minutes: float | None = None
     train: bool = True
 
@@ -47,26 +44,27 @@ class Context:
         # A standardised image set takes 190 MB: keep two at most.
         self.load = functools.lru_cache(maxsize=2)(self._load)
 
-    def do(self, todo: Iterable[jobs.Job]) -> dict[str, dict[str, Any]]:
-        """Runs jobs; returns the results of all that are finished."""
-        todo = list(todo)
-        jobs.run(todo, self.store, self.minutes)
-        found = {job.name: self.store.read(job) for job in todo}
-        return {name: value for name, value in found.items() if value}
+    def do(self, todo: dict[Key, jobs.Job]) -> dict[Key, dict[str, Any]]:
+        """Runs jobs; returns the results of all that are finished.
+
+        Args:
+            todo: the jobs, by any key; the results have the same.
+        """
+        jobs.run(todo.values(), self.store, self.minutes)
+        found = {key: self.store.read(job) for key, job in todo.items()}
+        return {key: value for key, value in found.items() if value}
 
     def _load(self, name: str, normalization: str = "default"):
         if name == "digits":
-            return prepare(name, _digit_images(), normalization, 200)
-        try:
-            return datasets.load(
-                name, self.data_dir, normalization=normalization
-            )
-        except ValueError as error:
-            raise app.UsageError(str(error)) from error
+            return prepare(name, _digit_images(), normalization, 32)
+        return datasets.load(name, self.data_dir, normalization=normalization)
 
 
 def _digit_images() -> RawData:
     """The embedded digits as images of 8 x 8 bytes."""
+    from sklearn.datasets import load_digits
+    from sklearn.model_selection import train_test_split
+
     digits = load_digits()
     images = (digits.images * (255 / 16)).astype(np.uint8)
     x, test_x, y, test_y = train_test_split(

@@ -5,8 +5,15 @@ from __future__ import annotations
 import dataclasses
 
 from keras_rub import datasets
+from keras_rub.reproduction import paper
+from keras_rub.reproduction.plans import (
+    BoundPlan,
+    CurvePlan,
+    ImagePlan,
+    SpeedPlan,
+    TablePlan,
+)
 from keras_rub.training import Recipe
-from reproduction import losses, speed, uci, vision
 
 BUDGETS = ("smoke", "laptop", "full")
 
@@ -36,21 +43,21 @@ _UCI_SETS = tuple(
 _LEAK_SETS = ("uci/ecoli", "uci/haberman-survival", "uci/parkinsons")
 _NUMBERS = (0.001, 0.01, 0.1, 0.3, 1.0, 3.0, 10.0)
 
-UCI = {
-    "smoke": uci.Plan(
+TABLES = {
+    "smoke": TablePlan(
         sets=("iris",),
         leak_sets=("iris",),
-        numbers=(0.01, 1.0),
+        numbers=(1.0,),
         training_numbers=(0.1,),
         rates=(3e-3,),
-        steps=10,
+        steps=2,
         batch_size=32,
         architecture="mlp1",
         vertices=4,
         samples=20,
         defences=("RUB", "aRUB-Linf", "PGD-Linf", "Nominal"),
     ),
-    "laptop": uci.Plan(
+    "laptop": TablePlan(
         sets=_UCI_SETS,
         leak_sets=_LEAK_SETS,
         numbers=_NUMBERS,
@@ -60,14 +67,14 @@ UCI = {
         batch_size=64,
         vertices=8,
     ),
-    "full": uci.Plan(
+    "full": TablePlan(
         sets=_UCI_SETS,
         leak_sets=_LEAK_SETS,
         numbers=_NUMBERS,
-        training_numbers=(1e-5, 1e-4, 1e-3, 0.01, 0.1, 0.3, 0.5, 1, 3, 5, 10),
-        rates=(1.0, 0.1, 0.01, 1e-3, 1e-4, 1e-5, 1e-6),
-        steps=5000,
-        batch_size=256,
+        training_numbers=paper.NUMBERS,
+        rates=paper.RATES,
+        steps=paper.TABLES.steps,
+        batch_size=paper.TABLES.batch_size,
         vertices=32,
         samples=100_000,
     ),
@@ -84,19 +91,27 @@ _RUB = Recipe(
 )
 _RUB_SMALL = dataclasses.replace(_RUB, vertices=8, steps=10_000)
 _RUB_TINY = dataclasses.replace(
-    _RUB, steps=10, batch_size=16, vertices=4, architecture="mlp1"
+    _RUB, steps=3, batch_size=16, vertices=4, architecture="mlp1"
+)
+_FULL = Recipe(
+    steps=paper.IMAGES.steps,
+    batch_size=paper.IMAGES.batch_size,
+    attack_steps=40,
+)
+_FULL_SLOW = Recipe(
+    steps=paper.IMAGES.steps, batch_size=paper.IMAGES.small_batch_size
 )
 _GREY = (0.28, 2.8, 8.4, 14.0, 28.0)
 _COLOUR = (0.55, 5.54, 16.63, 27.71, 55.43)
-_IMAGES = ("fashion_mnist", "mnist", "cifar10")
+_IMAGE_SETS = ("fashion_mnist", "mnist", "cifar10")
 
-VISION = {
-    "smoke": vision.Plan(
-        datasets=dict.fromkeys(_IMAGES, "digits"),
-        normalizations=dict.fromkeys(_IMAGES, ("standard",)),
+IMAGES = {
+    "smoke": ImagePlan(
+        datasets=dict.fromkeys(_IMAGE_SETS, "digits"),
+        normalizations=dict.fromkeys(_IMAGE_SETS, ("standard",)),
         rub=_RUB_TINY,
         rub_small=_RUB_TINY,
-        rub_radii=dict.fromkeys(_IMAGES, (0.28,)),
+        rub_radii=dict.fromkeys(_IMAGE_SETS, (0.28,)),
         unit_radii={"fashion_mnist": (), "mnist": (0.28,), "cifar10": ()},
         other=Recipe(steps=2, batch_size=16, architecture="mlp1"),
         coap=Recipe(steps=1, batch_size=4, architecture="mlp1"),
@@ -108,15 +123,15 @@ VISION = {
         validation=8,
         attacked=8,
         cnn_attacked=8,
-        certified=16,
-        chunk=16,
+        certified=150,
+        chunk=2,
         attacks="paper",
         cnn_attacks="paper",
         defences=("RUB", "aRUB-Linf", "Nominal"),
-        smoke_radii={1: [0.01, 0.06], 2: [0.01], "inf": [0.01]},
+        smoke_radii={1: [0.06], 2: [0.01], "inf": [0.01]},
     ),
-    "laptop": vision.Plan(
-        datasets={name: name for name in _IMAGES},
+    "laptop": ImagePlan(
+        datasets={name: name for name in _IMAGE_SETS},
         normalizations={
             "fashion_mnist": ("standard", "unit"),
             "mnist": ("standard", "unit"),
@@ -149,10 +164,10 @@ VISION = {
         most_open=2000,
         cnn_attacks=("foolbox-fgm", "foolbox-pgd", "apgd-ce"),
     ),
-    "full": vision.Plan(
-        datasets={name: name for name in _IMAGES},
-        normalizations=dict.fromkeys(_IMAGES, ("standard", "unit")),
-        rub=dataclasses.replace(_RUB, steps=10_000),
+    "full": ImagePlan(
+        datasets={name: name for name in _IMAGE_SETS},
+        normalizations=dict.fromkeys(_IMAGE_SETS, ("standard", "unit")),
+        rub=dataclasses.replace(_RUB, steps=paper.IMAGES.steps),
         rub_small=_RUB_SMALL,
         rub_radii={
             "fashion_mnist": _GREY, "mnist": _GREY, "cifar10": _COLOUR,
@@ -160,13 +175,11 @@ VISION = {
         unit_radii={
             "fashion_mnist": _GREY, "mnist": _GREY, "cifar10": _COLOUR,
         },
-        other=Recipe(steps=10_000, batch_size=256, attack_steps=40),
-        coap=Recipe(steps=10_000, batch_size=32),
-        numbers=(1e-5, 1e-4, 1e-3, 0.01, 0.1, 0.3, 0.5, 1.0, 3.0, 5.0, 10.0),
-        cnn=Recipe(
-            steps=10_000, batch_size=256, attack_steps=40, architecture="cnn"
-        ),
-        cnn_rub=Recipe(steps=10_000, batch_size=32, architecture="cnn"),
+        other=_FULL,
+        coap=_FULL_SLOW,
+        numbers=paper.NUMBERS,
+        cnn=dataclasses.replace(_FULL, architecture="cnn"),
+        cnn_rub=dataclasses.replace(_FULL_SLOW, architecture="cnn"),
         cnn_numbers=(1e-3, 0.01, 0.1, 0.3, 1.0),
         cnn_normalizations=("standard", "unit"),
         validation=1000,
@@ -178,24 +191,26 @@ VISION = {
 }  # fmt: skip
 
 CURVES = {
-    "smoke": losses.CurvePlan("digits", (0.1,), 8, 4, 16),
-    "laptop": losses.CurvePlan("mnist", (0.01, 0.05, 0.1), 2000, 100, 256),
-    "full": losses.CurvePlan("mnist", (0.01, 0.05, 0.1), 10_000, 100, 1000),
+    "smoke": CurvePlan("digits", (0.1,), 2, 1, 16),
+    "laptop": CurvePlan("mnist", (0.01, 0.05, 0.1), 2000, 100, 256),
+    "full": CurvePlan(
+        "mnist", (0.01, 0.05, 0.1), paper.IMAGES.steps, 100, 1000
+    ),
 }
 
 _BOUND_RADII = (0.0, 0.0008, 0.001, 0.0015, 0.002, 0.003, 0.01)
 _BOUND_RADII += (0.1, 0.3, 0.5, 1.0)
 
 BOUNDS = {
-    "smoke": losses.BoundPlan(
+    "smoke": BoundPlan(
         sets=("iris",),
-        radii=(0.0, 0.01, 1.0),
+        radii=(0.0, 1.0),
         training_numbers=(0.01,),
-        steps=4,
-        every=2,
+        steps=2,
+        every=1,
         samples=16,
     ),
-    "laptop": losses.BoundPlan(
+    "laptop": BoundPlan(
         sets=_UCI_SETS[:20],
         radii=_BOUND_RADII,
         training_numbers=(0.01, 0.3),
@@ -203,20 +218,20 @@ BOUNDS = {
         every=500,
         samples=256,
     ),
-    "full": losses.BoundPlan(
+    "full": BoundPlan(
         sets=_UCI_SETS,
         radii=_BOUND_RADII,
-        training_numbers=UCI["full"].training_numbers,
-        steps=5000,
+        training_numbers=paper.NUMBERS,
+        steps=paper.TABLES.steps,
         every=500,
         samples=256,
     ),
 }
 
 SPEED = {
-    "smoke": speed.Plan(
-        ("iris",), ("digits",), 8, 2, 1, 0.01, ("RUB", "Nominal")
+    "smoke": SpeedPlan(
+        ("iris",), ("digits",), 8, 2, 1, 0.01, ("Baseline-Linf", "Nominal")
     ),
-    "laptop": speed.Plan(_UCI_SETS[:10], ("mnist", "cifar10"), 256, 40, 3, 1.0),
-    "full": speed.Plan(_UCI_SETS, _IMAGES, 256, 40, 5, 3.0),
+    "laptop": SpeedPlan(_UCI_SETS[:10], ("mnist", "cifar10"), 256, 40, 3, 1.0),
+    "full": SpeedPlan(_UCI_SETS, _IMAGE_SETS, 256, 40, 5, 3.0),
 }

@@ -1,8 +1,9 @@
-"""The figures that the paper gives."""
+"""The figures that the paper gives, and how it trained."""
 
 from __future__ import annotations
 
 import csv
+import dataclasses
 import pathlib
 
 _FOLDER = pathlib.Path(__file__).parent
@@ -11,6 +12,32 @@ ATTACKED = "attacked accuracy, min of PGD and FGM"
 ATTACKED_CNN = "attacked accuracy, PGD"
 CERTIFIED = "certified accuracy"
 ABOVE = "share of cases where the aRUB loss is above the PGD loss"
+
+# What it trains for; for L1 times the square root of the number of features.
+NUMBERS = (1e-5, 1e-4, 1e-3, 0.01, 0.1, 0.3, 0.5, 1.0, 3.0, 5.0, 10.0)
+RATES = (1.0, 0.1, 0.01, 1e-3, 1e-4, 1e-5, 1e-6)
+
+SETS = 46  # of UCI
+SAMPLES = 2560  # of a table of images: its percents are multiples of 1 / 2560
+
+
+@dataclasses.dataclass(frozen=True)
+class Training:
+    """How the paper trains.
+
+    Attributes:
+        steps: training steps.
+        batch_size: samples a step.
+        small_batch_size: the same of its slow defences.
+    """
+
+    steps: int
+    batch_size: int
+    small_batch_size: int
+
+
+TABLES = Training(steps=5000, batch_size=256, small_batch_size=256)
+IMAGES = Training(steps=10_000, batch_size=256, small_batch_size=32)
 
 
 def table(

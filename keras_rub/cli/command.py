@@ -1,0 +1,110 @@
+"""How a command is called: flags of its own, help, errors in one line.
+
+A command is a module with
+
+- `FLAGS`, its own `absl.flags.FlagValues`, so that several commands can share
+  a process,
+- `run()`, which does the work and raises `ValueError` for a bad value,
+- `main(argv)`, which calls `call`.
+"""
+
+from __future__ import annotations
+
+import inspect
+import shlex
+import sys
+import textwrap
+from collections.abc import Callable, Sequence
+
+from absl import flags
+
+PROGRAM = "keras-rub"
+
+_HELP = ("--help", "-help", "-h", "--helpfull", "--helpshort")
+_INDENT = " " * 4
+
+
+def call(
+    name: str,
+    flag_values: flags.FlagValues,
+    run: Callable[[], None],
+    argv: Sequence[str] | None = None,
+    about: str | None = None,
+) -> int:
+    """Calls one command.
+
+    Args:
+        name: of the command.
+        flag_values: its flags; they are read anew at each call.
+        run: what it does.
+        argv: the arguments behind the command's name. Defaults to `None`,
+            those of this process.
+        about: what the help shows above the flags.
+
+    Returns:
+        The exit code: 0, 1 after a bad value, 130 after Ctrl-C.
+    """
+    argv = list(sys.argv[1:] if argv is None else argv)
+    if any(word in _HELP for word in argv):
+        print(help_text(name, flag_values, about))
+        return 0
+    try:
+        _parse(flag_values, argv)
+        run()
+    # What bad values, missing files and folders that can't be written raise.
+    except (flags.Error, ValueError, OSError) as error:
+        return fail(f"{PROGRAM} {name}", error)
+    except KeyboardInterrupt:
+        print(f"{PROGRAM} {name}: interrupted", file=sys.stderr)
+        return 130
+    return 0
+
+
+def fail(where: str, error: Exception | str) -> int:
+    """Prints an error in one line and returns the exit code."""
+    print(f"{where}: {' '.join(str(error).split())}", file=sys.stderr)
+    return 1
+
+
+def help_text(
+    name: str, flag_values: flags.FlagValues, about: str | None
+) -> str:
+    """What a command does and all its flags."""
+    parts = [inspect.cleandoc(about or ""), f"Flags of {PROGRAM} {name}:"]
+    for flag_name in flag_values:
+        flag = flag_values[flag_name]
+        title = "[no]" + flag.name if flag.boolean else flag.name
+        lines = [f"--{title}"]
+        text = flag.help
+        if flag.default is not None and not flag.boolean:
+            text += f" (default: {flag.default_as_str.strip(chr(39))})"
+        elif flag.boolean:
+            text += f" (default: {'yes' if flag.default else 'no'})"
+        lines += textwrap.wrap(
+            text, 79, initial_indent=_INDENT, subsequent_indent=_INDENT
+        )
+        parts.append("\n".join(lines))
+    return "\n\n".join(parts)
+
+
+def line(name: str, flag_values: flags.FlagValues) -> str:
+    """The command line that gives the same flags again."""
+    words = [
+        word
+        for flag_name in flag_values
+        if not flag_values[flag_name].using_default_value
+        for word in flag_values[flag_name].serialize().splitlines()
+    ]
+    return shlex.join([PROGRAM, name, *words])
+
+
+def _parse(flag_values, argv) -> None:
+    flag_values.unparse_flags()
+    for name in flag_values:
+        flag_values[name].unparse()
+    extra = flag_values([PROGRAM, *argv])[1:]
+    if extra:
+        raise ValueError(
+            "a command takes flags only, such as --rho=1. "
+            f"Received: {' '.join(extra)}"
+        )

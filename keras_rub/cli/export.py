@@ -1,0 +1,126 @@
+r"""Exports a trained network for TensorFlow Serving, with its certificates.
+
+    keras-rub export --model out/rub/model.keras --out models/digits \
+        --report out/report.json
+
+Writes the next version of models/digits, and models/models.config and
+models/batching.config for the server. docs/serving.md shows how to start it.
+Norm and valid range are those of the training, unless a flag says otherwise.
+The settings of the training become part of the metadata; --report adds the
+accuracies that evaluate found.
+"""
+
+from __future__ import annotations
+
+import json
+import pathlib
+from collections.abc import Sequence
+from typing import Any
+
+from absl import flags, logging
+
+import keras_rub
+from keras_rub import serving
+from keras_rub.cli import command, saved_run, shared
+from keras_rub.files import read_json
+
+FLAGS = flags.FlagValues()
+
+_MODEL = shared.define_model(FLAGS)
+_OUT = shared.define_out(
+    FLAGS, None, "Folder of all versions, such as models/digits."
+)
+flags.mark_flag_as_required("out", flag_values=FLAGS)
+_VERSION = flags.DEFINE_integer(
+    "version",
+    None,
+    "Its number; the next free one by default.",
+    flag_values=FLAGS,
+)
+_SIGNATURES = flags.DEFINE_list(
+    "signatures",
+    "serving_default,certify,certified_radius",
+    "What the server shall offer, with commas.",
+    flag_values=FLAGS,
+)
+_DATA = shared.DataFlags(FLAGS)
+_NORM = shared.define_norm(FLAGS)
+_METHOD = flags.DEFINE_enum(
+    "method",
+    None,
+    ["rub", "crown", "coap"],
+    "How to certify; by default rub for norm 1, else crown.",
+    flag_values=FLAGS,
+)
+_INPUT_RANGE = shared.define_range(FLAGS)
+_REPORT = flags.DEFINE_string(
+    "report",
+    None,
+    "The report of evaluate, its .json file.",
+    flag_values=FLAGS,
+)
+_SERVER_CONFIG = flags.DEFINE_bool(
+    "server_config",
+    True,
+    "Write models.config and batching.config to the folder above --out.",
+    flag_values=FLAGS,
+)
+
+
+def run() -> None:
+    """Exports as the flags say."""
+    logging.set_verbosity(logging.WARNING)  # TensorFlow's notes on saving
+    saved = saved_run.SavedRun.load(_MODEL.value)
+    _DATA.check(saved.settings)
+    data = None
+    if _INPUT_RANGE.value == "data" or _DATA.name or _DATA.normalization:
+        data = _DATA.load(saved.settings)
+    (attacker,) = shared.attackers(
+        saved, [_NORM.value] if _NORM.value else None, _INPUT_RANGE.value, data
+    )
+    metadata = _metadata(saved.settings, data)
+    print(f"attacker: {attacker}")
+    print(f"radius in units of: {metadata.get('units', 'the model input')}")
+    folder = keras_rub.export(
+        saved.model,
+        _OUT.value,
+        _VERSION.value,
+        _SIGNATURES.value,
+        method=_METHOD.value,
+        metadata=metadata,
+        perturbations=attacker,
+    )
+    print(f"written to {folder}")
+    print(json.dumps(serving.read_metadata(folder), indent=2))
+    if _SERVER_CONFIG.value:
+        config = serving.write_config(pathlib.Path(_OUT.value).parent)
+        print(f"server configuration in {config}")
+
+
+def _metadata(settings, data) -> dict[str, Any]:
+    """What is known of the training and of the accuracies."""
+    found: dict[str, Any] = {}
+    if settings:
+        found["training"] = settings
+    for key in ("dataset", "normalization", "units"):
+        if key in settings:
+            found[key] = settings[key]
+    if data is not None:
+        found["dataset"] = data.name
+        found["normalization"] = data.normalization
+        found["units"] = data.units
+    if _REPORT.value:
+        state = read_json(_REPORT.value)
+        try:
+            found["accuracy"] = keras_rub.Evaluation.from_dict(state).rows
+        except (KeyError, TypeError) as error:
+            raise ValueError(
+                "--report must be a .json file that evaluate wrote. "
+                f"Received: {_REPORT.value}"
+            ) from error
+    return found
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Calls the command; see `keras_rub.cli.command.call`."""
+    return command.call("export", FLAGS, run, argv, about=__doc__)

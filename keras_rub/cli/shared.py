@@ -1,0 +1,288 @@
+"""Flags that mean the same in every command that has them."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Sequence
+from typing import Any
+
+from absl import flags
+
+import keras_rub
+from keras_rub import attacks, datasets
+from keras_rub.attacks.suite import names_of
+from keras_rub.bounds import methods
+from keras_rub.cli.parsing import parse_range
+from keras_rub.cli.saved_run import SavedRun
+
+NORMS = ("1", "2", "inf")
+
+_OF_TRAINING = " By default that of the training, if it is known."
+
+
+class DataFlags:
+    """--dataset, --data_dir, --label and --normalization.
+
+    Args:
+        flag_values: the flags of the command.
+        trained: bool. Whether the command takes a trained model, whose
+            training decides then. Defaults to `True`.
+    """
+
+    def __init__(self, flag_values: flags.FlagValues, trained: bool = True):
+        self._trained = trained
+        later = _OF_TRAINING if trained else ""
+        self._dataset = flags.DEFINE_string(
+            "dataset",
+            None if trained else "digits",
+            "Name of the data set, or a .csv or .npz file." + later,
+            flag_values=flag_values,
+        )
+        self._data_dir = flags.DEFINE_string(
+            "data_dir",
+            None,
+            "Folder with NAME.npz files; the environment variable "
+            "KERAS_RUB_DATA by default.",
+            flag_values=flag_values,
+        )
+        self._label = flags.DEFINE_string(
+            "label",
+            None,
+            "Column of a CSV file with the classes; the last by default."
+            + later,
+            flag_values=flag_values,
+        )
+        self._normalization = flags.DEFINE_enum(
+            "normalization",
+            None,
+            list(datasets.NORMALIZATIONS),
+            "Inputs in [0, 1] (unit), standardised (standard) or raw (none); "
+            "default is unit for images and standard for tables." + later,
+            flag_values=flag_values,
+        )
+
+    @property
+    def name(self) -> str | None:
+        """The data set asked for."""
+        return self._dataset.value
+
+    @property
+    def data_dir(self) -> str | None:
+        """The data folder asked for."""
+        return self._data_dir.value
+
+    @property
+    def label(self) -> str | None:
+        """The column asked for."""
+        return self._label.value
+
+    @property
+    def normalization(self) -> str | None:
+        """The normalization asked for."""
+        return self._normalization.value
+
+    def check(self, settings: dict[str, Any]) -> None:
+        """Raises if a flag contradicts the settings of the training."""
+        for flag, value, known in (
+            ("dataset", _stem(self.name), _stem(settings.get("dataset"))),
+            ("label", self.label, settings.get("label")),
+            (
+                "normalization",
+                None if self.normalization == "default" else self.normalization,
+                settings.get("normalization"),
+            ),
+        ):
+            if None not in (value, known) and value != known:
+                raise ValueError(_contradiction(flag, known, value))
+
+    def load(self, settings: dict[str, Any] | None = None) -> datasets.Dataset:
+        """The data set, in the units of the training.
+
+        Args:
+            settings: those of the training; empty or `None` where there are
+                none.
+        """
+        settings = settings or {}
+        self.check(settings)
+        name = self.name or settings.get("dataset")
+        if name is None:
+            raise ValueError(
+                "--dataset is needed, because nothing is known of the model's "
+                "training (no config.json beside it)."
+            )
+        known = settings.get("normalization")
+        data = datasets.load(
+            name,
+            self.data_dir,
+            normalization=self.normalization or known or "default",
+            label=self.label or settings.get("label"),
+        )
+        if known not in (None, data.normalization):
+            raise ValueError(
+                _contradiction("normalization", known, data.normalization)
+            )
+        return data
+
+
+def define_model(flag_values: flags.FlagValues) -> flags.FlagHolder:
+    """--model."""
+    return flags.DEFINE_string(
+        "model",
+        None,
+        "A .keras file or a SavedModel folder. The settings of its training "
+        "are read from config.json beside it, or from the SavedModel.",
+        flag_values=flag_values,
+    )
+
+
+def define_norm(
+    flag_values: flags.FlagValues, default: str | None = None
+) -> flags.FlagHolder:
+    """--norm."""
+    return flags.DEFINE_enum(
+        "norm",
+        default,
+        list(NORMS),
+        "Norm of the perturbation."
+        + ("" if default else " By default that of the training, else 1."),
+        flag_values=flag_values,
+    )
+
+
+def define_range(
+    flag_values: flags.FlagValues, default: str | None = None
+) -> flags.FlagHolder:
+    """--input_range."""
+    return flags.DEFINE_string(
+        "input_range",
+        default,
+        "The inputs that exist, which an attacker can't leave: LOW,HIGH, or "
+        "data for the data set's own range, or none."
+        + ("" if default else " By default as in the training, else none."),
+        flag_values=flag_values,
+    )
+
+
+def define_attacks(
+    flag_values: flags.FlagValues, default: str
+) -> flags.FlagHolder:
+    """--attacks."""
+    return flags.DEFINE_list(
+        "attacks",
+        default,
+        "paper, strong, none, or names with commas: "
+        + ", ".join(attacks.NAMES)
+        + ".",
+        flag_values=flag_values,
+    )
+
+
+def define_certificates(
+    flag_values: flags.FlagValues, default: str
+) -> flags.FlagHolder:
+    """--certificates."""
+    return flags.DEFINE_enum(
+        "certificates",
+        default,
+        ["none", *methods.names()],
+        "How to certify each network.",
+        flag_values=flag_values,
+    )
+
+
+def define_samples(
+    flag_values: flags.FlagValues, default: int, what: str
+) -> flags.FlagHolder:
+    """--samples."""
+    return flags.DEFINE_integer(
+        "samples",
+        default,
+        f"How many {what} samples, from the first.",
+        lower_bound=1,
+        flag_values=flag_values,
+    )
+
+
+def define_seed(flag_values: flags.FlagValues, of: str) -> flags.FlagHolder:
+    """--seed."""
+    return flags.DEFINE_integer(
+        "seed", 0, f"Of {of}.", lower_bound=0, flag_values=flag_values
+    )
+
+
+def define_out(
+    flag_values: flags.FlagValues,
+    default: str | None,
+    text: str = "Folder for the results.",
+) -> flags.FlagHolder:
+    """--out."""
+    return flags.DEFINE_string("out", default, text, flag_values=flag_values)
+
+
+def attack_names(words: list[str]) -> str | list[str]:
+    """The value of --attacks as `keras_rub.evaluate` takes it."""
+    if words == ["none"]:
+        return []
+    if words in (["paper"], ["strong"]):
+        return words[0]
+    names_of(words)
+    return words
+
+
+def attackers(
+    saved: SavedRun,
+    norms: Sequence[int | str] | None,
+    input_range: str | None,
+    data: datasets.Dataset | None,
+) -> list[keras_rub.PerturbationSet]:
+    """Whom the figures speak of: the model's own attacker, or as asked.
+
+    Args:
+        saved: the model.
+        norms: the norms asked for, or `None`.
+        input_range: the value of --input_range, or `None`.
+        data: the data set; it may be `None` if the range is not its own.
+
+    Returns:
+        One set a norm. Mask and weights are always the model's own.
+    """
+    own = saved.attacker
+    found: Any = own.input_range
+    if input_range is not None:
+        found = parse_range(input_range, "input_range")
+    if isinstance(found, str):
+        found = data.input_range
+        if found is None:
+            raise ValueError(
+                f"--input_range=data: data set {data.name} with the "
+                f"normalization {data.normalization!r} has no valid range."
+            )
+    return [
+        own.replace(norm=norm, input_range=found)
+        for norm in norms or [own.norm]
+    ]
+
+
+def header(
+    data: datasets.Dataset, found: list[keras_rub.PerturbationSet]
+) -> str:
+    """What the figures of a command are about."""
+    return (
+        f"data: {data.name}, normalization {data.normalization}\n"
+        f"radius in units of: {data.units}\n"
+        f"attacker: {'; '.join(map(str, found))}"
+    )
+
+
+def _contradiction(flag, known, value) -> str:
+    return (
+        f"--{flag} contradicts the model's training, which had {known}. Leave "
+        f"it out, or train anew. Received: {value}"
+    )
+
+
+def _stem(name):
+    """Files may have moved since the training: their names count."""
+    if name is not None and name.endswith((".csv", ".npz")):
+        return pathlib.Path(name).name
+    return name

@@ -1,0 +1,135 @@
+r"""Trains one network with one defence.
+
+    keras-rub train --dataset digits --defense rub --rho 1 --out out/rub
+
+Writes to --out: model.keras, history.csv, config.json, TensorBoard logs and
+checkpoints. A run that was interrupted goes on where it stopped when the same
+command is given again; another command for the same folder is refused. The
+other commands take their defaults from config.json. On several machines that
+share --out, give the same command on each, with --strategy multiworker and
+TF_CONFIG set.
+"""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Sequence
+
+from absl import flags
+
+from keras_rub import distribution, training
+from keras_rub.cli import command, shared
+from keras_rub.cli.parsing import parse_range
+
+FLAGS = flags.FlagValues()
+
+_DATA = shared.DataFlags(FLAGS, trained=False)
+_DEFENSE = flags.DEFINE_enum(
+    "defense",
+    "rub",
+    list(training.DEFENSES),
+    "How to train; rub is for norm 1 only.",
+    flag_values=FLAGS,
+)
+_NORM = shared.define_norm(FLAGS, "1")
+_RHO = flags.DEFINE_float(
+    "rho",
+    1.0,
+    "Radius, in the units that the network sees.",
+    lower_bound=0.0,
+    flag_values=FLAGS,
+)
+_RHO_RAMP = flags.DEFINE_float(
+    "rho_ramp",
+    0.5,
+    "Part of the training over which the radius grows from 0.",
+    lower_bound=0.0,
+    upper_bound=1.0,
+    flag_values=FLAGS,
+)
+_INPUT_RANGE = shared.define_range(FLAGS, "none")
+_VERTICES = flags.DEFINE_integer(
+    "vertices",
+    32,
+    "With rub: vertices a sample to evaluate.",
+    lower_bound=1,
+    flag_values=FLAGS,
+)
+_ATTACK_STEPS = flags.DEFINE_integer(
+    "attack_steps",
+    10,
+    "With pgd: steps of the attack.",
+    lower_bound=1,
+    flag_values=FLAGS,
+)
+_ARCHITECTURE = flags.DEFINE_enum(
+    "architecture",
+    "mlp",
+    list(training.ARCHITECTURES),
+    "The network: three hidden layers of 200, one, or the paper's CNN.",
+    flag_values=FLAGS,
+)
+_LEARNING_RATE = flags.DEFINE_float(
+    "learning_rate",
+    1e-3,
+    "Of Adam, at the start of a cosine decay.",
+    flag_values=FLAGS,
+)
+_WEIGHT_DECAY = flags.DEFINE_float(
+    "weight_decay",
+    0.0,
+    "Decoupled weight decay of Adam.",
+    lower_bound=0.0,
+    flag_values=FLAGS,
+)
+_BATCH_SIZE = flags.DEFINE_integer(
+    "batch_size", 128, "Samples a step.", lower_bound=1, flag_values=FLAGS
+)
+_STEPS = flags.DEFINE_integer(
+    "steps", 2000, "Training steps.", lower_bound=1, flag_values=FLAGS
+)
+_SEED = shared.define_seed(FLAGS, "weights and of the shuffling")
+_STRATEGY = flags.DEFINE_enum(
+    "strategy",
+    "none",
+    list(distribution.STRATEGIES),
+    "One device, all devices of this machine, or the machines of TF_CONFIG.",
+    flag_values=FLAGS,
+)
+_OUT = shared.define_out(FLAGS, None)
+flags.mark_flag_as_required("out", flag_values=FLAGS)
+
+
+def run() -> None:
+    """Trains as the flags say."""
+    # Several machines must be joined before TensorFlow does anything.
+    strategy = distribution.make_strategy(_STRATEGY.value)
+    input_range = parse_range(_INPUT_RANGE.value, "input_range")
+    recipe = training.Recipe(
+        defense=_DEFENSE.value,
+        norm=_NORM.value if _NORM.value == "inf" else int(_NORM.value),
+        rho=_RHO.value,
+        rho_ramp=_RHO_RAMP.value,
+        input_range={None: False, "data": True}.get(input_range, input_range),
+        vertices=_VERTICES.value,
+        attack_steps=_ATTACK_STEPS.value,
+        architecture=_ARCHITECTURE.value,
+        learning_rate=_LEARNING_RATE.value,
+        weight_decay=_WEIGHT_DECAY.value,
+        batch_size=_BATCH_SIZE.value,
+        steps=_STEPS.value,
+        seed=_SEED.value,
+    )
+    data = _DATA.load()
+    folder = pathlib.Path(_OUT.value)
+    if (folder / "model.keras").exists():
+        print(f"{folder} is finished already")
+    else:
+        print(f"radius in units of: {data.units}", flush=True)
+    path = training.train_in_folder(recipe, data, folder, strategy=strategy)
+    print(f"written to {path}")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Calls the command; see `keras_rub.cli.command.call`."""
+    return command.call("train", FLAGS, run, argv, about=__doc__)

@@ -1,0 +1,118 @@
+"""Which network a cell of a table takes.
+
+Nothing here sees test samples. Under attack a cell takes the network that is
+best on validation samples; a certified cell takes a network by its training
+radius alone.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from keras_rub.reproduction.run.images import accuracy
+from keras_rub.reproduction.run.networks import Network
+
+Cells = dict[tuple[Any, str, float], Network]
+
+
+def table_network(
+    networks: list[dict[str, Any]], key: str, place: int | None
+) -> dict[str, Any]:
+    """The best of some networks on the validation samples of a UCI set.
+
+    Args:
+        networks: of one defence, as of `run.tables.run`.
+        key: `"clean"`, or an attack and its norm such as `"pgd-inf"`.
+        place: which size of the attack; `None` with `"clean"`.
+    """
+
+    def worth(network):
+        found = network["validation"]
+        value = found[key] if place is None else found[key][place]
+        return value, found["clean"]  # which decides a tie
+
+    return max(networks, key=worth)
+
+
+def by_defence(networks: list[Network]) -> dict[str, list[Network]]:
+    """The networks of each defence."""
+    return _groups(networks, "title")
+
+
+def by_inputs(networks: list[Network]) -> dict[str, list[Network]]:
+    """The networks of each normalisation of the inputs."""
+    return _groups(networks, "normalization")
+
+
+def _groups(networks, attribute):
+    groups: dict[str, list[Network]] = {}
+    for network in networks:
+        groups.setdefault(getattr(network, attribute), []).append(network)
+    return groups
+
+
+def rivals(networks: list[Network]) -> list[Network]:
+    """Those that are not the only one of their defence."""
+    groups = by_defence(networks).values()
+    return [network for group in groups if len(group) > 1 for network in group]
+
+
+def attacked_cells(
+    networks: list[Network],
+    radii: dict[Any, list[float]],
+    validation: dict[Network, dict[str, Any]],
+    attack: str,
+) -> Cells:
+    """The network of each norm, defence and radius.
+
+    Args:
+        networks: those that are trained.
+        radii: from the norm to the radii; 0 is added.
+        validation: results of `run.images.attack` on validation samples, of
+            `rivals` at least as far as they are there.
+        attack: which accuracy of the results counts.
+
+    Returns:
+        From (norm, defence, rho) to the best network; without a result of any
+        rival there is no cell.
+    """
+
+    def best(able, norm, rho):
+        if len(able) == 1:
+            return able[0]
+        return max(
+            able, key=lambda n: accuracy(validation[n], norm, rho, attack)
+        )
+
+    groups = {
+        defence: [n for n in group if n in validation or len(group) == 1]
+        for defence, group in by_defence(networks).items()
+    }
+    return {
+        (norm, defence, rho): best(able, norm, rho)
+        for norm in radii
+        for defence, able in groups.items()
+        if able
+        for rho in (0.0, *radii[norm])
+    }
+
+
+def places(cells: Cells) -> dict[Network, dict[Any, list[float]]]:
+    """The radii at which each network is to be attacked on test samples."""
+    found: dict[Network, dict[Any, list[float]]] = {}
+    for (norm, _, rho), network in cells.items():
+        radii = found.setdefault(network, {})
+        if rho:
+            radii.setdefault(norm, []).append(rho)
+    for network, radii in found.items():
+        if not radii:  # chosen without an attack only: any one will do
+            norm, _, rho = next(key for key in cells if key[2])
+            found[network] = {norm: [rho]}
+    return found
+
+
+def network_for(networks: list[Network], rho: float) -> Network:
+    """The one trained for the smallest radius that is not below rho."""
+    networks = sorted(networks, key=lambda network: network.recipe.rho)
+    able = [network for network in networks if network.recipe.rho >= rho]
+    return able[0] if able else networks[-1]

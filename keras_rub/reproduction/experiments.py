@@ -1,0 +1,187 @@
+"""Every page's way: what is run, which network is chosen, what is written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from keras_rub.reproduction import (
+    budgets,
+    choose,
+    pages,
+    paper,
+    rows,
+    run,
+)
+from keras_rub.reproduction.context import Context
+from keras_rub.reproduction.pages.page import Page
+from keras_rub.reproduction.run.networks import (
+    attacked_networks,
+    rub_networks,
+    train,
+)
+
+Experiment = Callable[[Context], Page | None]
+
+
+def make(name: str, context: Context) -> None:
+    """Runs what is missing and writes the page, of what is finished.
+
+    Args:
+        name: one of `EXPERIMENTS`.
+        context: `Context`.
+    """
+    print(f"{name}:", flush=True)
+    page = EXPERIMENTS[name](context)
+    if page is None:
+        print(f"{name}: nothing is finished yet", flush=True)
+    else:
+        page.write(context)
+
+
+def _fig_loss(context: Context) -> Page | None:
+    plan = budgets.CURVES[context.budget]
+    found = rows.losses.curves(run.losses.curves(context, plan))
+    return pages.losses.fig_loss(plan, found) if found else None
+
+
+def _tab_upper_bound(context: Context) -> Page | None:
+    plan = budgets.BOUNDS[context.budget]
+    found = run.losses.bounds(context, plan)
+    if not found:
+        return None
+    return pages.losses.tab_upper_bound(
+        plan, rows.losses.above(found, plan), len(found)
+    )
+
+
+def _fig_ranks(context: Context) -> Page | None:
+    plan = budgets.TABLES[context.budget]
+    found = run.tables.run(context, plan)
+    leaked = run.tables.run(context, plan, leak=True)
+    if not found:
+        return None
+    return pages.ranks.fig_ranks(
+        plan,
+        rows.tables.ranks(found, plan),
+        rows.tables.leaks(found, leaked, plan),
+        list(found),
+    )
+
+
+def _fig_improvement(context: Context) -> Page | None:
+    plan = budgets.TABLES[context.budget]
+    found = run.tables.run(context, plan)
+    if not found:
+        return None
+    return pages.ranks.fig_improvement(
+        rows.tables.gains(found, plan), len(found)
+    )
+
+
+def _tab_speed(context: Context) -> Page | None:
+    plan = budgets.SPEED[context.budget]
+    found = rows.losses.speed(run.speed.run(context, plan), plan)
+    return pages.speed.tab_speed(plan, found) if found else None
+
+
+def _attacked(name: str, dataset: str, cnn: bool = False) -> Experiment:
+    """The table of attacked accuracies of one image set."""
+
+    def experiment(context: Context) -> Page | None:
+        plan = budgets.IMAGES[context.budget]
+        radii = rows.images.attacked_radii(plan, dataset, cnn)
+        attack = plan.attack_of(cnn).attack
+        wanted = attacked_networks(plan, dataset, cnn)
+        ready = train(context, wanted)
+        seen = run.images.attack(
+            context,
+            plan,
+            dict.fromkeys(choose.rivals(ready), radii),
+            "validation",
+        )
+        cells = choose.attacked_cells(ready, radii, seen, attack)
+        results = run.images.attack(context, plan, choose.places(cells), "test")
+        theirs = rows.images.paper_tables(dataset, cnn)
+        found = rows.images.attacked(cells, results, theirs, attack)
+        if not found:
+            return None
+        return pages.attacked.tab_attacked(
+            name,
+            dataset,
+            cnn,
+            plan,
+            found,
+            **_state(context, wanted, ready, wanted),
+            erasure=rows.images.erasure(context, wanted, radii),
+        )
+
+    return experiment
+
+
+def _certified(name: str, dataset: str) -> Experiment:
+    """The table of certified accuracies of one image set."""
+
+    def experiment(context: Context) -> Page | None:
+        plan = budgets.IMAGES[context.budget]
+        theirs = paper.table(dataset, paper.CERTIFIED, 1)
+        wanted = rub_networks(plan, dataset)
+        ready = train(context, wanted)
+        found = []
+        for group in choose.by_inputs(ready).values():
+            for rho in rows.images.certified_radii(plan, dataset):
+                network = choose.network_for(group, rho)
+                proofs = run.images.certify(context, plan, network, rho)
+                if proofs is not None:
+                    found.append(
+                        rows.images.certified(network, rho, proofs, theirs)
+                    )
+        if not found:
+            return None
+        return pages.certified.tab_bounds(
+            name,
+            dataset,
+            plan,
+            found,
+            theirs,
+            **_state(context, wanted, ready, ready),
+            laptop=context.budget == "laptop",
+        )
+
+    return experiment
+
+
+def _state(context, wanted, ready, used) -> dict[str, Any]:
+    """Arguments of a page on images: how far it is, and its units."""
+    return {
+        "ready": f"{len(ready)} of {len(wanted)}",
+        "units": rows.images.units(context, used),
+    }
+
+
+def _summary(context: Context) -> Page | None:
+    found = rows.summary.summary(context.results)
+    if not found:
+        return None
+    made = {path.stem for path in context.results.glob("*.md")}
+    return pages.summary.summary(budgets.IMAGES[context.budget], found, made)
+
+
+# In this order pages share jobs; the summary is made of the others.
+EXPERIMENTS: dict[str, Experiment] = {
+    "fig_loss": _fig_loss,
+    "tab_upper_bound": _tab_upper_bound,
+    "fig_ranks": _fig_ranks,
+    "fig_improvement": _fig_improvement,
+    "tab_speed": _tab_speed,
+    "tab_fashion": _attacked("tab_fashion", "fashion_mnist"),
+    "tab_mnist": _attacked("tab_mnist", "mnist"),
+    "tab_cifar": _attacked("tab_cifar", "cifar10"),
+    "tab_bounds_fashion": _certified("tab_bounds_fashion", "fashion_mnist"),
+    "tab_bounds_mnist": _certified("tab_bounds_mnist", "mnist"),
+    "tab_bounds_cifar": _certified("tab_bounds_cifar", "cifar10"),
+    "tab_cnn_fashion": _attacked("tab_cnn_fashion", "fashion_mnist", cnn=True),
+    "tab_cnn_mnist": _attacked("tab_cnn_mnist", "mnist", cnn=True),
+    "tab_cnn_cifar": _attacked("tab_cnn_cifar", "cifar10", cnn=True),
+    "summary": _summary,
+}

@@ -1,0 +1,325 @@
+"""What a budget decides: networks, training and samples of each experiment.
+
+Jobs keep their plan among their settings: a new field of `TablePlan`,
+`CurvePlan`, `BoundPlan` or `SpeedPlan` makes the results that are kept
+worthless.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, ClassVar
+
+from keras_rub.training import Recipe
+
+# The paper's name, the defence and the norm it trains against.
+TABLE_DEFENCES = {
+    "RUB": ("rub", 1),
+    "aRUB-L1": ("arub", 1),
+    "aRUB-Linf": ("arub", "inf"),
+    "Baseline-Linf": ("baseline", "inf"),
+    "PGD-Linf": ("pgd", "inf"),
+    "Nominal": ("nominal", "inf"),
+}
+IMAGE_DEFENCES = {
+    **{k: v for k, v in TABLE_DEFENCES.items() if k != "Nominal"},
+    "FGSM-Linf": ("fgsm", "inf"),
+    "COAP-Linf": ("coap", "inf"),
+    "Nominal": ("nominal", "inf"),
+}
+CNN_DEFENCES = ("RUB", "aRUB-L1", "aRUB-Linf", "PGD-Linf", "Nominal")
+
+
+def recipe_of(title: str, **options: Any) -> Recipe:
+    """The recipe of a defence.
+
+    Args:
+        title: the paper's name of the defence.
+        **options: other fields of `Recipe`.
+    """
+    defense, norm = IMAGE_DEFENCES[title]
+    return Recipe(defense=defense, norm=norm, **options)
+
+
+@dataclasses.dataclass(frozen=True)
+class TablePlan:
+    """How the networks of one UCI set are trained and attacked.
+
+    Attributes:
+        sets: names for `keras_rub.datasets.load`.
+        leak_sets: those that are run with the label as a feature, too.
+        numbers: sizes of the attacks; for L1 times the square root of the
+            number of features, as in the paper.
+        training_numbers: the same, of the radii to train for.
+        rates: learning rates.
+        steps: training steps.
+        batch_size: samples a step.
+        architecture: of `keras_rub.training.ARCHITECTURES`.
+        vertices: with RUB, vertices a sample to evaluate.
+        samples: validation and test samples each, at most.
+        defences: those of `TABLE_DEFENCES` that are run.
+        attacks: what attacks the networks.
+        attack_steps: of PGD.
+    """
+
+    sets: tuple[str, ...]
+    leak_sets: tuple[str, ...]
+    numbers: tuple[float, ...]
+    training_numbers: tuple[float, ...]
+    rates: tuple[float, ...]
+    steps: int
+    batch_size: int
+    architecture: str = "mlp"
+    vertices: int = 16
+    samples: int = 500
+    defences: tuple[str, ...] = tuple(TABLE_DEFENCES)
+
+    attacks: ClassVar[tuple[str, ...]] = ("fgm", "pgd")
+    attack_steps: ClassVar[int] = 40
+
+    def recipe(self, title: str, rate: float, rows: int) -> Recipe:
+        """How one defence is trained, but for the radius.
+
+        Args:
+            title: the paper's name of the defence.
+            rate: the learning rate.
+            rows: training samples of the set.
+        """
+        return recipe_of(
+            title,
+            vertices=self.vertices,
+            architecture=self.architecture,
+            learning_rate=rate,
+            batch_size=min(self.batch_size, rows),
+            steps=self.steps,
+        )
+
+    def settings(self, name: str, rate: float, leak: bool) -> dict[str, Any]:
+        """All that decides the result of one job."""
+        found = dataclasses.asdict(self)
+        for key in ("sets", "leak_sets", "rates"):
+            del found[key]
+        if self.defences == tuple(TABLE_DEFENCES):
+            del found["defences"]
+        return {"set": name, "rate": rate, "leak": leak, **found}
+
+
+@dataclasses.dataclass(frozen=True)
+class ImagePlan:
+    """Networks on images, and the samples they are judged by.
+
+    Attributes:
+        datasets: from the paper's name to the set that is used.
+        normalizations: from the paper's name to those of the inputs.
+        rub: `Recipe` of RUB networks, but for the radius.
+        rub_small: the same for small radii, where fewer vertices do.
+        rub_radii: from the paper's name to the radii RUB trains for, with
+            standardised inputs.
+        unit_radii: the same with pixels in [0, 1].
+        other: `Recipe` of the other multilayer perceptrons.
+        coap: the same for COAP, whose steps take far longer.
+        numbers: what they train for; for L1 times the square root of the
+            number of features, as in the paper.
+        cnn: `Recipe` of convolutional networks.
+        cnn_rub: the same for RUB, whose steps take far longer.
+        cnn_numbers: what they train for.
+        cnn_normalizations: of their inputs.
+        validation: samples that choose the network of a cell.
+        attacked: test samples to attack.
+        cnn_attacked: the same for convolutional networks.
+        certified: test samples to certify.
+        chunk: samples of one job that certifies with `"auto"`.
+        most_open: where the paper's bound leaves more samples open, `"auto"`
+            is not run; `None` for no limit.
+        attacks: as of `keras_rub.evaluate`, for the test samples.
+        cnn_attacks: the same for convolutional networks.
+        defences: those of `IMAGE_DEFENCES` that are run.
+        smoke_radii: from the norm to the radii, instead of the paper's.
+        small: the largest radius that `rub_small` trains for.
+    """
+
+    datasets: dict[str, str]
+    normalizations: dict[str, tuple[str, ...]]
+    rub: Recipe
+    rub_small: Recipe
+    rub_radii: dict[str, tuple[float, ...]]
+    unit_radii: dict[str, tuple[float, ...]]
+    other: Recipe
+    coap: Recipe
+    numbers: tuple[float, ...]
+    cnn: Recipe
+    cnn_rub: Recipe
+    cnn_numbers: tuple[float, ...]
+    cnn_normalizations: tuple[str, ...]
+    validation: int
+    attacked: int
+    cnn_attacked: int
+    certified: int
+    chunk: int
+    most_open: int | None = None
+    attacks: str | tuple[str, ...] = "strong"
+    cnn_attacks: str | tuple[str, ...] = "strong"
+    defences: tuple[str, ...] = tuple(IMAGE_DEFENCES)
+    smoke_radii: dict[Any, list[float]] | None = None
+    small: float = 1.0
+
+    def rub_recipe(self, rho: float) -> Recipe:
+        """How the RUB perceptron of a radius is trained."""
+        recipe = self.rub_small if rho <= self.small else self.rub
+        return dataclasses.replace(recipe, rho=rho)
+
+    def inputs_of(self, paper_name: str, cnn: bool) -> tuple[str, ...]:
+        """Normalisations of the inputs of attacked networks."""
+        if cnn:
+            return self.cnn_normalizations
+        return self.normalizations[paper_name]
+
+    def attack_of(self, cnn: bool) -> AttackPlan:
+        """The part of the plan that a table of attacked accuracies needs."""
+        if cnn:
+            return AttackPlan(
+                recipe=self.cnn,
+                rub=self.cnn_rub,
+                coap=None,
+                numbers=self.cnn_numbers,
+                attacks=self.cnn_attacks,
+                samples=self.cnn_attacked,
+                validation=self.validation,
+                attack="foolbox-pgd",
+            )
+        return AttackPlan(
+            recipe=self.other,
+            rub=self.rub,
+            coap=self.coap,
+            numbers=self.numbers,
+            attacks=self.attacks,
+            samples=self.attacked,
+            validation=self.validation,
+            attack="paper",
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class AttackPlan:
+    """What `ImagePlan` says of perceptrons, or of convolutional networks.
+
+    Attributes:
+        recipe: `Recipe` of the networks, but for defence and radius.
+        rub: the same for RUB.
+        coap: the same for COAP, or `None` if there is none.
+        numbers: what they train for, as of `ImagePlan`.
+        attacks: as of `keras_rub.evaluate`, for the test samples.
+        samples: test samples to attack.
+        validation: samples that choose the network of a cell.
+        attack: which accuracy of `keras_rub.Evaluation.rows` stands for the
+            paper's attack.
+    """
+
+    recipe: Recipe
+    rub: Recipe
+    coap: Recipe | None
+    numbers: tuple[float, ...]
+    attacks: str | tuple[str, ...]
+    samples: int
+    validation: int
+    attack: str
+
+
+@dataclasses.dataclass(frozen=True)
+class CurvePlan:
+    """Training curves on images.
+
+    Attributes:
+        dataset: name of the data set, pixels in [0, 1].
+        radii: Linf radii to train for.
+        steps: training steps.
+        every: steps between two measurements.
+        samples: held-out samples to measure on.
+        batch_size: samples a step.
+        defences: those that are trained.
+    """
+
+    dataset: str
+    radii: tuple[float, ...]
+    steps: int
+    every: int
+    samples: int
+    batch_size: int = 32
+
+    defences: ClassVar[tuple[str, ...]] = ("aRUB-Linf", "Baseline-Linf")
+
+    def recipe(self, title: str, rho: float) -> Recipe:
+        """How one network is trained."""
+        return recipe_of(
+            title,
+            rho=rho,
+            rho_ramp=0.0,
+            batch_size=self.batch_size,
+            steps=self.steps,
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class BoundPlan:
+    """How often the first-order loss is above the attacked one.
+
+    Attributes:
+        sets: names of data sets.
+        radii: the radii; for L1 times the square root of the number of
+            features, as in the paper.
+        training_numbers: what the networks are trained for.
+        steps: training steps.
+        every: steps between two measurements.
+        samples: training samples to measure on.
+        batch_size: samples a step.
+        defences: those that are trained.
+    """
+
+    sets: tuple[str, ...]
+    radii: tuple[float, ...]
+    training_numbers: tuple[float, ...]
+    steps: int
+    every: int
+    samples: int
+    batch_size: int = 256
+
+    defences: ClassVar[tuple[str, ...]] = ("aRUB-Linf", "aRUB-L1")
+
+    def recipe(self, title: str, rows: int) -> Recipe:
+        """How one defence is trained, but for the radius."""
+        return recipe_of(
+            title, batch_size=min(self.batch_size, rows), steps=self.steps
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class SpeedPlan:
+    """Whose training steps are timed.
+
+    Attributes:
+        tables: names of UCI sets, or what stands in for them.
+        images: names of image sets.
+        batch_size: samples a step.
+        attack_steps: of PGD; foolbox's default, which the paper uses, is 40.
+        rounds: turns of each defence; the median counts.
+        seconds: of one turn, about.
+        defences: those that are measured.
+    """
+
+    tables: tuple[str, ...]
+    images: tuple[str, ...]
+    batch_size: int
+    attack_steps: int
+    rounds: int
+    seconds: float
+    defences: tuple[str, ...] = tuple(IMAGE_DEFENCES)
+
+    def recipe(self, title: str) -> Recipe:
+        """The step of one defence."""
+        return recipe_of(
+            title,
+            rho=0.01,
+            rho_ramp=0.0,
+            attack_steps=self.attack_steps,
+            batch_size=self.batch_size,
+        )

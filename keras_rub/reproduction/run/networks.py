@@ -1,0 +1,234 @@
+"""Image networks: which there are, and how each is trained and kept."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import os
+import pathlib
+import time
+from typing import Any
+
+import keras
+
+from keras_rub import paper_radius, training
+from keras_rub.files import write_atomically
+from keras_rub.reproduction.context import Context
+from keras_rub.reproduction.jobs import Job, NotNowError
+from keras_rub.reproduction.plans import (
+    CNN_DEFENCES,
+    IMAGE_DEFENCES,
+    ImagePlan,
+)
+from keras_rub.resuming import require_same
+from keras_rub.training import Recipe
+
+_SHAPES = {
+    "mnist": (28, 28, 1),
+    "fashion_mnist": (28, 28, 1),
+    "cifar10": (32, 32, 3),
+    "digits": (8, 8, 1),
+}
+
+# A training elsewhere is taken to be alive if it wrote something since.
+_PATIENCE = 3600.0  # seconds
+
+
+@dataclasses.dataclass(frozen=True)
+class Network:
+    """One network to train.
+
+    Attributes:
+        dataset: name of the data set.
+        normalization: of its inputs.
+        title: the paper's name of the defence.
+        recipe: how it is trained.
+    """
+
+    dataset: str
+    normalization: str
+    title: str
+    recipe: Recipe
+
+    @property
+    def name(self) -> str:
+        """Name of its folder."""
+        recipe = self.recipe
+        parts = [self.dataset, self.normalization, recipe.architecture]
+        if recipe.defense == "nominal":
+            return "-".join([*parts, "nominal"])
+        return "-".join(
+            [*parts, recipe.defense, f"L{recipe.norm}", f"{recipe.rho:g}"]
+        )
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """All that decides what it becomes."""
+        return {
+            "dataset": self.dataset,
+            "normalization": self.normalization,
+            **self.recipe.to_dict(),
+        }
+
+    def folder(self, context: Context) -> pathlib.Path:
+        """Where it is kept."""
+        return context.out / "models" / self.name
+
+    def path(self, context: Context) -> pathlib.Path:
+        """The file it is in when it is trained."""
+        return self.folder(context) / "model.keras"
+
+    def is_trained(self, context: Context) -> bool:
+        """Whether there is such a file."""
+        return self.path(context).exists()
+
+    def load(self, context: Context) -> keras.Model:
+        """The trained network, without its defence; trains it if missing.
+
+        The last one is kept, with all that was compiled for it.
+        """
+        self.train(context)
+        path = self.path(context)
+        if path not in context.models:
+            context.models.clear()
+            keras.backend.clear_session()
+            model = keras.models.load_model(path, compile=False)
+            context.models[path] = getattr(model, "base", model)
+        return context.models[path]
+
+    def train(self, context: Context) -> None:
+        """Trains it, unless it is trained or somebody is at it."""
+        folder = self.folder(context)
+        if self.is_trained(context):
+            self._require_own(context)
+            return
+        if not context.train:
+            raise NotNowError(f"{self.name} is not trained")
+        _require_free(folder, self.name)
+        write_atomically(_marker(folder), f"{os.getpid()}\n")
+        print(f"training {self.name}", flush=True)
+        data = context.load(self.dataset, self.normalization)
+        training.train_in_folder(self.recipe, data, folder, verbose=0)
+        _marker(folder).unlink()
+        keras.backend.clear_session()
+
+    def _require_own(self, context) -> None:
+        """Raises if the folder holds a network of other settings."""
+        known = training.read_settings(self.path(context))
+        # Beside the settings the file tells the units.
+        known = {k: v for k, v in known.items() if k in self.settings}
+        require_same(self.settings, known, self.folder(context))
+
+
+def rub_networks(plan: ImagePlan, paper_name: str) -> list[Network]:
+    """The RUB perceptrons of one image set, the small radii first."""
+    return [
+        Network(
+            plan.datasets[paper_name],
+            normalization,
+            "RUB",
+            plan.rub_recipe(rho),
+        )
+        for normalization, radii in (
+            ("standard", plan.rub_radii),
+            ("unit", plan.unit_radii),
+        )
+        for rho in radii[paper_name]
+    ]
+
+
+def attacked_networks(
+    plan: ImagePlan, paper_name: str, cnn: bool = False
+) -> list[Network]:
+    """All networks of a table of attacks, in the order of the paper's rows.
+
+    Args:
+        plan: `ImagePlan`.
+        paper_name: the paper's name of the image set.
+        cnn: whether the convolutional networks are meant.
+    """
+    found = []
+    for title in CNN_DEFENCES if cnn else IMAGE_DEFENCES:
+        if title not in plan.defences:
+            continue
+        if title == "RUB" and not cnn:
+            found += rub_networks(plan, paper_name)
+        else:
+            found += _networks_of(plan, paper_name, title, cnn)
+    return found
+
+
+def _networks_of(plan, paper_name, title, cnn) -> list[Network]:
+    """Those of one defence: each normalisation, each training radius."""
+    name = plan.datasets[paper_name]
+    defense, norm = IMAGE_DEFENCES[title]
+    part = plan.attack_of(cnn)
+    template = {"rub": part.rub, "coap": part.coap}.get(defense, part.recipe)
+    return [
+        Network(
+            name,
+            normalization,
+            title,
+            dataclasses.replace(
+                template,
+                defense=defense,
+                norm=norm,
+                rho=round(paper_radius(number, norm, _SHAPES[name]), 6),
+            ),
+        )
+        for normalization in plan.inputs_of(paper_name, cnn)
+        for number in ((0.0,) if title == "Nominal" else part.numbers)
+    ]
+
+
+def train(context: Context, wanted: list[Network]) -> list[Network]:
+    """Trains networks, one a job; returns those that are ready.
+
+    The first of every defence comes first, then the second...: an early end
+    leaves no defence out.
+    """
+    turns: collections.Counter[str] = collections.Counter()
+    order = {}
+    for network in wanted:
+        order[network] = turns[network.title]
+        turns[network.title] += 1
+
+    def job(network):
+        def work():
+            network.train(context)
+            return {"trained": True}
+
+        return Job(f"train-{network.name}", network.settings, work)
+
+    context.do({n: job(n) for n in sorted(wanted, key=order.get)})
+    return [network for network in wanted if network.is_trained(context)]
+
+
+def _marker(folder: pathlib.Path) -> pathlib.Path:
+    return folder.with_name(f"{folder.name}.pid")
+
+
+def _require_free(folder: pathlib.Path, name: str) -> None:
+    """Raises if another process is training this network."""
+    marker = _marker(folder)
+    if marker.exists():
+        if _alive(int(marker.read_text())):
+            raise NotNowError(f"{name} is being trained by another process")
+        return
+    if not folder.exists():
+        return
+    newest = max(path.stat().st_mtime for path in (folder, *folder.iterdir()))
+    if time.time() - newest < _PATIENCE:
+        raise NotNowError(f"{name} seems to be trained by another process")
+
+
+def _alive(pid: int) -> bool:
+    if pid == os.getpid():
+        return False
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

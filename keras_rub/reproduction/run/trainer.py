@@ -1,0 +1,66 @@
+"""Small networks that are trained many times."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from keras_rub.datasets import Dataset
+from keras_rub.training import Recipe
+
+
+def create_variables(model: keras.Model, data: Dataset) -> None:
+    """Makes the variables of optimiser and metrics.
+
+    Made inside the first step, they would have it traced twice.
+    """
+    x, y = (part[:1] for part in data.train)
+    model.optimizer.build(model.trainable_variables)
+    y_pred = model(x)
+    model.compute_loss(x, y, y_pred)
+    model.compute_metrics(x, y, y_pred)
+    model.reset_metrics()
+
+
+class Trainer:
+    """One network, trained anew for each radius but compiled once.
+
+    Args:
+        recipe: `Recipe`; its radius does not matter.
+        data: `Dataset`.
+    """
+
+    def __init__(self, recipe: Recipe, data: Dataset):
+        self.recipe = recipe
+        self.data = data
+        self.model = recipe.build(data)
+        self._weights = self.model.get_weights()
+        create_variables(self.model, data)
+        self._rho = tf.Variable(0.0)
+        if recipe.defense != "nominal":
+            steps = max(recipe.rho_ramp * recipe.steps, 1.0)
+            self.model.rho = lambda step: (
+                self._rho * tf.minimum(tf.cast(step, tf.float32) / steps, 1.0)
+            )
+
+    def train(self, rho: float, callbacks: Any = None) -> keras.Model:
+        """Trains from the same start; returns the network itself."""
+        keras.utils.set_random_seed(self.recipe.seed)
+        self.model.set_weights(self._weights)
+        for variable in self.model.optimizer.variables:
+            variable.assign(keras.ops.zeros_like(variable))
+        self._rho.assign(rho)
+        self.model.fit(
+            self.data.batches(
+                "train",
+                self.recipe.batch_size,
+                repeat=True,
+                seed=self.recipe.seed,
+            ),
+            steps_per_epoch=self.recipe.steps,
+            verbose=0,
+            callbacks=callbacks,
+        )
+        return getattr(self.model, "base", self.model)

@@ -1,1 +1,0 @@
-"""The experiments of the paper, in pieces that can be interrupted."""
