@@ -511,7 +511,7 @@ def test_registered_rule_is_used(rng, monkeypatch):
     model = with_inside(Gain(name="my_gain"), rng)
     with pytest.raises(UnsupportedLayerError, match="my_gain.*ARUBModel"):
         RUBModel(model)
-    monkeypatch.setattr(program, "_RULES", dict(lowering._RULES))
+    monkeypatch.setattr(lowering, "_RULES", dict(lowering._RULES))
 
     @keras_rub.register_rule(Gain)
     def gain(layer, x):
