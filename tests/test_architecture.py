@@ -28,6 +28,7 @@ FLOORS = [
         "bounds.first_layer",
         "bounds.vertex_expansion",
         "bounds.vertices",
+        "bounds.windows",
         "bounds.linearised",
         "bounds.kinks",
         "bounds.linear",

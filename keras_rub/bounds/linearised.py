@@ -23,6 +23,7 @@ from keras_rub.bounds.program import (
     pull_back,
 )
 from keras_rub.bounds.vertices import VertexBound
+from keras_rub.bounds.windows import Windows
 
 
 @dataclasses.dataclass
@@ -114,8 +115,8 @@ def _derivatives(
         return tf.reshape(result, [-1, *result.shape[2:]])
 
     # By centre and radius, for each value that is still to be passed.
-    pending = {
-        index: (points(row, index), points(tf.abs(row), index))
+    pending: dict[int, list[tf.Tensor]] = {
+        index: [points(row, index), points(tf.abs(row), index)]
         for index, row in relaxation.rows.items()
     }
     for operation in reversed(after):
@@ -124,11 +125,10 @@ def _derivatives(
             continue
         if isinstance(operation, Affine):
             shapes = [values[index].shape[1:] for index in operation.inputs]
-            parts = zip(
+            parts = [
                 pull_back(operation.apply, rows[0], shapes),
                 pull_back(operation.magnitude, rows[1], shapes),
-                strict=True,
-            )
+            ]
         else:
             choice = relaxation.choices[operation.output]
             if isinstance(operation, Max):
@@ -137,13 +137,13 @@ def _derivatives(
                 ]
             elif isinstance(operation, Convex):
                 choice, _ = operation.activation.line(choice)
-            parts = [[by_sample(tf.multiply, row, choice) for row in rows]]
-        for index, part in zip(operation.inputs, parts, strict=True):
-            if index in pending:
-                part = [
-                    sum(both) for both in zip(pending[index], part, strict=True)
-                ]
-            pending[index] = tuple(part)
+            parts = [[by_sample(tf.multiply, row, choice)] for row in rows]
+        for number, index in enumerate(operation.inputs):
+            found = [part[number] for part in parts]
+            known = pending.get(index)
+            pending[index] = (
+                found if known is None else list(map(tf.add, known, found))
+            )
     if value in pending:
         by_center, by_radius = pending[value]
     else:
@@ -161,8 +161,16 @@ def _derivatives(
     )
 
 
-def dense_scores(bound: VertexBound, linear: Linearised) -> tf.Tensor:
+def vertex_scores(bound: VertexBound, linear: Linearised) -> tf.Tensor:
     """What each vertex adds to `linear.margins`: [batch, V, K - 1]."""
+    windows = Windows.of(bound)
+    if windows is None:
+        return _dense_scores(bound, linear)
+    return windows.gather(bound, _window_scores(bound, linear, windows))
+
+
+def _dense_scores(bound: VertexBound, linear: Linearised) -> tf.Tensor:
+    """Every vertex by the whole first layer."""
     width = tf.TensorShape(linear.clean.shape[1:]).num_elements()
     competitors = linear.upper.shape[1]
     clean = tf.reshape(linear.clean, [-1, 1, width])
@@ -184,3 +192,43 @@ def dense_scores(bound: VertexBound, linear: Linearised) -> tf.Tensor:
         return gain - rho * tf.transpose(fall, [1, 0, 2])
 
     return bound.over_chunks(score)
+
+
+def _window_scores(
+    bound: VertexBound, linear: Linearised, windows: Windows
+) -> tf.Tensor:
+    """Every entry of every window: [batch, 2, positions, entries, C]."""
+    positions, entries = windows.reach.shape
+    channels, competitors = windows.kernel.shape[-1], linear.upper.shape[1]
+    function = linear.operation.activation.function
+    shifts = windows.reach[..., None] * windows.kernel[None]
+
+    def score_sample(inputs):
+        clean, upper, drop, rho = inputs
+        clean = tf.reshape(clean, [positions, 1, channels])
+        upper, drop = (
+            tf.transpose(
+                tf.reshape(part, [competitors, positions, channels]), [1, 2, 0]
+            )
+            for part in (upper, drop)
+        )
+        shift = rho * shifts  # [positions, entries, channels]
+        start = tf.matmul(function(clean), upper)
+        fall = tf.matmul(shift, drop)
+        up = tf.matmul(function(clean + shift), upper) - start - fall
+        down = tf.matmul(function(clean - shift), upper) - start + fall
+        return tf.stack([up, down])
+
+    return tf.map_fn(
+        score_sample,
+        (
+            linear.clean,
+            linear.upper,
+            linear.negative * linear.slope[:, None],
+            bound.rho,
+        ),
+        fn_output_signature=tf.TensorSpec(
+            [2, positions, entries, competitors], bound.x.dtype
+        ),
+        parallel_iterations=2,
+    )

@@ -11,13 +11,17 @@ import tensorflow as tf
 
 from keras_rub.bounds.first_layer import WIDEST_MATRIX, FirstLayer, matrix_of
 from keras_rub.bounds.linear import Interval, convex_lines
-from keras_rub.bounds.linearised import dense_scores, linearise
+from keras_rub.bounds.linearised import linearise, vertex_scores
 from keras_rub.bounds.program import Affine, Convex
 from keras_rub.bounds.vertices import VertexBound
 
 
 def can_prune(bound: VertexBound) -> bool:
-    """Whether the network is a chain that is narrow enough."""
+    """Whether the network is a chain that is narrow enough.
+
+    Behind a convolution hardly a vertex can be pruned, at radii that matter,
+    and to find out costs more than to evaluate them.
+    """
     if bound.start is None or not bound.start.is_read_once:
         return False
     value = bound.start.value
@@ -25,6 +29,7 @@ def can_prune(bound: VertexBound) -> bool:
         shape = bound.relaxation.values[operation.output].shape[1:]
         if (
             not isinstance(operation, (Affine, Convex))
+            or (isinstance(operation, Affine) and operation.convolution)
             or operation.inputs != (value,)
             or tf.TensorShape(shape).num_elements() > WIDEST_MATRIX
         ):
@@ -42,7 +47,7 @@ def upper_margins(bound: VertexBound) -> tf.Tensor:
         bound.relaxation, start.value, start.rest, _chords(bound, start)
     )
     assert linear is not None  # the first layer is read once
-    return linear.margins[:, None] + dense_scores(bound, linear)
+    return linear.margins[:, None] + vertex_scores(bound, linear)
 
 
 def _chords(

@@ -8,15 +8,14 @@ certification, but proves nothing.
 
 from __future__ import annotations
 
-import keras
 import tensorflow as tf
 
 from keras_rub.bounds.first_layer import cut
 from keras_rub.bounds.kinks import gains
-from keras_rub.bounds.linearised import Linearised, dense_scores, linearise
+from keras_rub.bounds.linearised import Linearised, linearise, vertex_scores
 from keras_rub.bounds.majorant import Majorant
-from keras_rub.bounds.program import Affine
 from keras_rub.bounds.vertices import VertexBound
+from keras_rub.bounds.windows import Windows
 
 
 def candidates(bound: VertexBound, vertices: int | str) -> tf.Tensor | None:
@@ -66,34 +65,28 @@ def scores(bound: VertexBound) -> tf.Tensor:
     Lower bounds where all competitors are searched. Where some are drawn, for
     a training step, nearly the same by less work.
     """
-    if bound.start is not None:
-        linear = linearise(
-            bound.relaxation, bound.start.value, bound.start.rest
-        )
-        if linear is not None:
-            if _is_rough(bound, linear):
-                return _rough_dense_scores(bound, linear)
-            return dense_scores(bound, linear)
     found = cut(bound.relaxation)
-    if found is not None:
-        value, inside, rest = found
-        local = _local_layer(inside)
-        if local is not None:
-            linear = linearise(bound.relaxation, value, rest)
-            if linear is not None:
-                return _local_scores(bound, linear, *local)
-    return _gradient_scores(bound)
-
-
-def _is_rough(bound: VertexBound, linear: Linearised) -> bool:
-    return (
-        bound.relaxation.competitors.drawn is not None
-        and linear.operation.activation.rays is not None
+    windows = Windows.of(bound)
+    if found is None or (windows is None and bound.start is None):
+        return _gradient_scores(bound)
+    value, _, rest = found
+    linear = linearise(bound.relaxation, value, rest)
+    if linear is None:
+        return _gradient_scores(bound)
+    rays = linear.operation.activation.rays
+    if bound.relaxation.competitors.drawn is None or rays is None:
+        return vertex_scores(bound, linear)
+    if windows is None:
+        return _rough_dense_scores(bound, linear, rays)
+    return windows.gather(
+        bound, _rough_window_scores(bound, linear, rays, windows)
     )
 
 
-def _rough_dense_scores(bound: VertexBound, linear: Linearised) -> tf.Tensor:
-    """As `dense_scores`, by a table of bends for some features at a time."""
+def _rough_dense_scores(
+    bound: VertexBound, linear: Linearised, rays: tuple[float, float]
+) -> tf.Tensor:
+    """As `vertex_scores`, by a table of bends for some features at a time."""
     competitors = linear.upper.shape[1]
     width = tf.TensorShape(linear.clean.shape[1:]).num_elements()
 
@@ -114,7 +107,7 @@ def _rough_dense_scores(bound: VertexBound, linear: Linearised) -> tf.Tensor:
             drop,
             scale,
             bound.shifts(tf.range(first, min(first + chunk, half))),
-            linear.operation.activation.rays,
+            rays,
         )
         return tf.stack(sides, axis=1)  # [batch * C, 2, chunk]
 
@@ -169,141 +162,25 @@ def _gradient(bound: VertexBound) -> tf.Tensor:
     )
 
 
-def _local_layer(
-    inside: list[Affine],
-) -> tuple[list[Affine], keras.layers.Layer, list[Affine]] | None:
-    """Splits a prefix at its one convolution, or returns `None`.
-
-    Before it, maps may only scale or move features; behind it, only scale
-    channels.
-    """
-    at = [
-        (i, op.convolution)
-        for i, op in enumerate(inside)
-        if op.convolution is not None
-    ]
-    if len(at) != 1:
-        return None
-    ((index, layer),) = at
-    before, after = inside[:index], inside[index + 1 :]
-    if not all(operation.monomial for operation in before):
-        return None
-    if not all(operation.scaling for operation in after):
-        return None
-    ones = tf.ones([1] * (layer.rank + 1) + [layer.filters])
-    if _chain(after, ones).shape != ones.shape:
-        return None  # not the same at every position
-    return before, layer, after
-
-
-def _chain(operations, tensor):
-    for operation in operations:
-        tensor = operation.apply(tensor)
-    return tensor
-
-
-def _moved(bound: VertexBound, before: list[Affine]) -> tf.Tensor:
-    """What a radius of one moves at the convolution's input, [1, ...]."""
-    x = bound.x
-    features, steps = bound.expansion.moves(
-        tf.range(bound.num_vertices // 2), x.dtype
-    )
-    size = bound.expansion.input_size
-    one = tf.reshape(
-        tf.scatter_nd(features[:, None], steps, [size]), [1, *x.shape[1:]]
-    )
-    return _chain(before, one) - _chain(before, tf.zeros_like(one))
-
-
-def _local_scores(
+def _rough_window_scores(
     bound: VertexBound,
     linear: Linearised,
-    before: list[Affine],
-    layer: keras.layers.Layer,
-    after: list[Affine],
-) -> tf.Tensor:
-    """Scores by patches: one pixel reaches only a window of the first layer.
-
-    Each entry of each window is scored where it stands; the scores that
-    belong to one pixel are then summed by the transposed convolution.
-    """
-    x = bound.x
-    moved = _moved(bound, before)
-    kernel = tf.cast(tf.convert_to_tensor(layer.kernel), x.dtype)
-    entries = tf.TensorShape(kernel.shape[:-1]).num_elements()
-    picks = tf.reshape(
-        tf.eye(entries, dtype=x.dtype), [*kernel.shape[:-1], entries]
-    )
-    reach = layer.convolution_op(moved, picks)  # [1, ..., entries]
-    flat_kernel = tf.reshape(kernel, [entries, -1])
-    shape = [1] * (len(reach.shape) - 1) + [kernel.shape[-1]]
-    ones = tf.ones(shape, x.dtype)
-    gain = _chain(after, ones) - _chain(after, tf.zeros_like(ones))
-    flat_kernel *= tf.reshape(gain, [1, -1])
-
-    positions = tf.TensorShape(reach.shape[1:-1]).num_elements()
-    channels, competitors = kernel.shape[-1], linear.upper.shape[1]
-    reach = tf.reshape(reach, [positions, entries, 1])
-    if _is_rough(bound, linear):
-        local = _rough_local_scores(bound, linear, reach, flat_kernel)
-        return _gather_local(bound, local, before, layer, picks, moved)
-    function = linear.operation.activation.function
-    sides = tf.constant([1.0, -1.0], x.dtype)
-
-    def score_sample(inputs):
-        clean, upper, drop, rho = inputs
-        clean = tf.reshape(clean, [positions, 1, channels])
-        upper = tf.reshape(upper, [competitors, positions, channels])
-        upper = tf.transpose(upper, [1, 2, 0])
-        drop = tf.reshape(drop, [competitors, positions, channels])
-        drop = tf.transpose(drop, [1, 2, 0])
-        shift = rho * reach * flat_kernel[None]  # [positions, entries, C]
-        start = tf.matmul(function(clean), upper)
-        fall = tf.matmul(shift, drop)
-        return tf.stack(
-            [
-                tf.matmul(function(clean + side * shift), upper)
-                - start
-                - side * fall
-                for side in (sides[0], sides[1])
-            ]
-        )  # [2, positions, entries, K - 1]
-
-    local = tf.map_fn(
-        score_sample,
-        (
-            linear.clean,
-            linear.upper,
-            linear.negative * linear.slope[:, None],
-            bound.rho,
-        ),
-        fn_output_signature=tf.TensorSpec(
-            [2, positions, entries, competitors], x.dtype
-        ),
-        parallel_iterations=2,
-    )
-    return _gather_local(bound, local, before, layer, picks, moved)
-
-
-def _rough_local_scores(
-    bound: VertexBound,
-    linear: Linearised,
-    reach: tf.Tensor,
-    kernel: tf.Tensor,
+    rays: tuple[float, float],
+    windows: Windows,
 ) -> tf.Tensor:
     """Scores [batch, 2, positions, entries, C] by a table of bends.
 
     How far a pixel moves is taken as the same for all entries of a window,
     but for those outside, which do not move at all.
     """
-    positions, entries = reach.shape[0], reach.shape[1]
-    channels, competitors = kernel.shape[-1], linear.upper.shape[1]
+    positions, entries = windows.reach.shape
+    channels, competitors = windows.kernel.shape[-1], linear.upper.shape[1]
 
     def flat(tensor):
         return tf.reshape(tensor, [-1, channels])
 
     shape = [-1, competitors, positions]
-    most = tf.reduce_max(tf.abs(reach), axis=1)[:, 0]
+    most = tf.reduce_max(tf.abs(windows.reach), axis=1)
     clean = tf.reshape(linear.clean, [-1, 1, positions, channels])
     sides = gains(
         flat(tf.repeat(clean, competitors, axis=1)),
@@ -313,42 +190,9 @@ def _rough_local_scores(
             tf.repeat(bound.rho[:, None, None] * most, competitors, axis=1),
             [-1, 1],
         ),
-        kernel,
-        linear.operation.activation.rays,
+        windows.kernel,
+        rays,
     )
     found = tf.reshape(tf.stack(sides), [2, *shape, entries])
-    found *= tf.cast(reach[..., 0] != 0, found.dtype)
+    found *= tf.cast(windows.reach != 0, found.dtype)
     return tf.transpose(found, [1, 0, 3, 4, 2])
-
-
-def _gather_local(bound, local, before, layer, picks, moved):
-    """Sums the scores of all windows that read a feature."""
-    competitors = local.shape[-1]
-    batch = tf.shape(local)[0]
-    rows = tf.transpose(local, [0, 1, 4, 2, 3])
-    count = batch * 2 * competitors
-    shape = tf.concat([[count], tf.shape(moved)[1:]], axis=0)
-    zeros = tf.zeros(shape, moved.dtype)
-    with tf.GradientTape() as tape:
-        tape.watch(zeros)
-        windows = layer.convolution_op(zeros, picks)
-    sums = tape.gradient(
-        windows, zeros, output_gradients=tf.reshape(rows, tf.shape(windows))
-    )
-    # Back through the moves before the convolution. Their scale is already
-    # in the scores, so it is divided out.
-    sums = tf.math.divide_no_nan(sums, moved)
-    inputs = tf.zeros([count, *bound.x.shape[1:]], moved.dtype)
-    with tf.GradientTape() as tape:
-        tape.watch(inputs)
-        outputs = _chain(before, inputs)
-    scores = tape.gradient(outputs, inputs, output_gradients=sums)
-    scores = tf.reshape(
-        scores, [batch, 2, competitors, bound.expansion.input_size]
-    )
-    half = bound.num_vertices // 2
-    features, steps = bound.expansion.moves(tf.range(half), moved.dtype)
-    scores = tf.gather(scores, features, axis=-1) * steps
-    return tf.reshape(
-        tf.transpose(scores, [0, 1, 3, 2]), [batch, 2 * half, competitors]
-    )
