@@ -18,7 +18,7 @@ test: lint
 
 # For the loop at the desk: one case of each test, no commands or examples.
 test-fast: $(VENV)/.installed-test
-	$(BIN)/python -m pytest --fast -n 2
+	$(BIN)/python -m pytest --fast -n 2 --dist loadfile
 
 test-slow: $(VENV)/.installed-test
 	$(BIN)/python -m pytest -m slow -s

@@ -37,8 +37,11 @@ def pytest_collection_modifyitems(config, items):
     for item in items:
         function = (item.path, item.originalname)
         long = any(item.get_closest_marker(m) for m in ("medium", "slow"))
-        (others if long or function in seen else chosen).append(item)
-        seen.add(function)
+        if long or function in seen:
+            others.append(item)
+        else:
+            seen.add(function)
+            chosen.append(item)
     config.hook.pytest_deselected(items=others)
     items[:] = chosen
 

@@ -13,13 +13,18 @@ from absl.testing import flagsaver
 from tests.test_tools import load
 
 ROOT = pathlib.Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    *sorted((ROOT / "docs").glob("*.md")),
+]
 # A block behind this comment is a sketch: it names things it does not make.
 BLOCK = re.compile(r"(<!-- sketch -->\n)?```python\n(.*?)```", re.DOTALL)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_code_blocks(page, tmp_path, monkeypatch):
+def test_code_blocks(page, tmp_path, monkeypatch, few_samples):
     monkeypatch.chdir(tmp_path)
     blocks = BLOCK.findall(page.read_text())
     names = {"__name__": "docs"}
@@ -33,7 +38,7 @@ def test_code_blocks(page, tmp_path, monkeypatch):
 SHELL = re.compile(r"```sh\n(.*?)```", re.DOTALL)
 # So little work that README's commands can be run as they stand otherwise.
 SMALL = {
-    "tools/train.py": ["--steps=20"],
+    "tools/train.py": ["--steps=5", "--architecture=mlp1"],
     "tools/certify.py": ["--samples=4"],
     "tools/evaluate.py": ["--samples=4"],
     "tools/tune.py": ["--steps=5", "--samples=20", "--max_trials=1"],
@@ -61,7 +66,10 @@ def test_commands_have_known_flags(page):
         assert rest[1:] in ([], ["&"], [";"]), f"{path}: {rest[1:]}"
 
 
-def test_commands_of_the_readme_in_order(tmp_path, monkeypatch, capsys):
+@pytest.mark.medium
+def test_commands_of_the_readme_in_order(
+    tmp_path, monkeypatch, capsys, few_samples
+):
     monkeypatch.chdir(tmp_path)
     calls = [
         call

@@ -148,9 +148,12 @@ import numpy as np
 import tensorflow as tf
 folder, cases = sys.argv[1], json.loads(sys.argv[2])
 data, found = np.load(folder + "/inputs.npz"), {}
+models = {}
 for case in cases:
     name, count = case.split("-")
-    served = tf.saved_model.load(f"{folder}/{name}/1")
+    if name not in models:
+        models[name] = tf.saved_model.load(f"{folder}/{name}/1")
+    served = models[name]
     x, rho = tf.constant(data[case + "-x"]), tf.constant(data[case + "-rho"])
     for key, function in served.signatures.items():
         inputs = {"x": x, "rho": rho} if key == "certify" else {"x": x}
@@ -168,6 +171,7 @@ def clean_environment():
     }
 
 
+@pytest.mark.medium
 def test_same_numbers_without_the_library(exported, tmp_path):
     """In a new interpreter; at several batch sizes, a radius a sample."""
     models, folder = exported
@@ -436,6 +440,7 @@ keras_rub.export(keras_rub.models.mlp((4,), 2, (4,)), sys.argv[1],
 """
 
 
+@pytest.mark.medium
 def test_killed_export_leaves_no_version(tmp_path):
     path, mark = tmp_path / "digits", tmp_path / "mark"
     process = subprocess.Popen(
@@ -644,6 +649,7 @@ def saved_model_cli(*arguments):
     ).stdout
 
 
+@pytest.mark.medium
 def test_saved_model_cli(exported, tmp_path):
     models, folder = exported
     model = str(folder / "mlp" / "1")
@@ -831,6 +837,7 @@ def wait_until_ready(process, port, name, log):
 # Tools and the example -------------------------------------------------------
 
 
+@pytest.mark.medium
 def test_tools(tmp_path, capsys):
     """Train, evaluate, export, then certify and evaluate the SavedModel."""
     from absl import app
@@ -842,7 +849,8 @@ def test_tools(tmp_path, capsys):
         dataset="iris",
         defense="rub",
         rho=0.2,
-        steps=40,
+        steps=20,
+        architecture="mlp1",
         out=str(out),
     )
     evaluation = {
@@ -911,7 +919,8 @@ def test_tools(tmp_path, capsys):
         run("tools/certify.py", capsys, model="nowhere")
 
 
-def test_example(tmp_path, capsys):
+@pytest.mark.medium
+def test_example(tmp_path, capsys, few_samples):
     printed = run(
         "examples/serve.py",
         capsys,
