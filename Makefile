@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 # Quiet TensorFlow's start-up banner.
 export TF_CPP_MIN_LOG_LEVEL ?= 3
 
-.PHONY: demo test test-slow lint benchmark docs package clean
+.PHONY: demo test test-fast test-slow lint benchmark docs package clean
 
 demo: $(VENV)/.installed
 	$(BIN)/python examples/quickstart.py
@@ -16,8 +16,13 @@ demo: $(VENV)/.installed
 test: lint
 	$(BIN)/python -m pytest -m "not slow" -n 2 --dist loadfile
 
+# For the loop at the desk: one case of each test, no commands or examples.
+test-fast: $(VENV)/.installed-test
+	$(BIN)/python -m pytest --fast -n 2 --dist loadfile
+
 test-slow: $(VENV)/.installed-test
 	$(BIN)/python -m pytest -m slow -s
+	$(BIN)/python -m pytest -m hypothesis --hypothesis-profile=thorough
 
 lint: $(VENV)/.installed-test
 	$(BIN)/ruff check .

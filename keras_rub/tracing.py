@@ -21,3 +21,29 @@ def compiled(function: Callable[..., Any], **options: Any) -> Callable:
         **options: of `tf.function`.
     """
     return tf.function(functools.partial(function), **options)
+
+
+def compiled_once(function: Callable[..., Any]) -> Callable:
+    """As `compiled`, but traced once, at the first call, for all later ones.
+
+    `reduce_retracing` takes up to three tracings to learn the same.
+
+    Args:
+        function: of tensors, or nests of them. The length of their first
+            axis, and of the second of whole numbers, may differ by call.
+    """
+
+    def spec(tensor):
+        free = min(2 if tensor.dtype.is_integer else 1, tensor.shape.rank)
+        shape = [None] * free + list(tensor.shape[free:])
+        return tf.TensorSpec(shape, tensor.dtype)
+
+    traced = []
+
+    def call(*args):
+        if not traced:
+            signature = tf.nest.map_structure(spec, args)
+            traced.append(compiled(function, input_signature=signature))
+        return traced[0](*args)
+
+    return call

@@ -1,8 +1,49 @@
 """Fixtures that all tests share."""
 
+import dataclasses
+
+import hypothesis
 import keras
 import numpy as np
 import pytest
+
+from keras_rub import datasets
+
+# Most of the time goes into tracing a new combination of settings, not into
+# one more example of it: the slow suite tries many.
+for name, examples in (("fast", 10), ("thorough", 100)):
+    hypothesis.settings.register_profile(
+        name,
+        max_examples=examples,
+        deadline=None,
+        derandomize=True,
+        suppress_health_check=list(hypothesis.HealthCheck),
+    )
+hypothesis.settings.load_profile("fast")
+
+
+def pytest_addoption(parser):
+    parser.addoption(
+        "--fast",
+        action="store_true",
+        help="One case of each test, without the tests marked slow or medium.",
+    )
+
+
+def pytest_collection_modifyitems(config, items):
+    if not config.getoption("--fast"):
+        return
+    chosen, others, seen = [], [], set()
+    for item in items:
+        function = (item.path, item.originalname)
+        long = any(item.get_closest_marker(m) for m in ("medium", "slow"))
+        if long or function in seen:
+            others.append(item)
+        else:
+            seen.add(function)
+            chosen.append(item)
+    config.hook.pytest_deselected(items=others)
+    items[:] = chosen
 
 
 @pytest.fixture(autouse=True)
@@ -15,3 +56,22 @@ def seed():
 def rng():
     """A numpy generator with a fixed seed."""
     return np.random.default_rng(0)
+
+
+@pytest.fixture
+def few_samples(monkeypatch):
+    """Lets `datasets.load` give few samples, where figures don't matter."""
+    real = datasets.load
+
+    def load(*args, **kwargs):
+        data = real(*args, **kwargs)
+        parts = {"train": 96, "validation": 12, "test": 12}
+        return dataclasses.replace(
+            data,
+            **{
+                name: tuple(array[:count] for array in getattr(data, name))
+                for name, count in parts.items()
+            },
+        )
+
+    monkeypatch.setattr(datasets, "load", load)

@@ -1,5 +1,7 @@
 """Projections and gradient ascent."""
 
+import functools
+
 import keras
 import numpy as np
 import pytest
@@ -178,6 +180,28 @@ def test_bad_arguments(kwargs, message):
 RANGE = {"input_range": (0.0, 1.0)}
 
 
+def accuracies(wrap, norm, attacked):
+    """Of a trained network: clean, and under an attack of this radius."""
+    data = keras_rub.datasets.load("digits")
+    x, y = data.test
+    keras.utils.set_random_seed(0)
+    base = keras_rub.models.mlp((64,), 10, hidden=(48,))
+    model = wrap(base)
+    model.compile(
+        keras.optimizers.Adam(5e-3),
+        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+    )
+    model.fit(*data.train, epochs=12, batch_size=64, verbose=0)
+    attack = keras_rub.attacks.PGD(base, norm, steps=20, **RANGE)
+    points = attack(x, y, attacked)
+    return [np.mean(attack.predict(found) == y) for found in (x, points)]
+
+
+@functools.cache
+def nominal_accuracies(norm, attacked):
+    return accuracies(lambda base: base, norm, attacked)
+
+
 @pytest.mark.parametrize(
     ("wrap", "norm", "attacked"),
     [
@@ -191,23 +215,8 @@ RANGE = {"input_range": (0.0, 1.0)}
     ids=["baseline", "pgd", "fgsm", "coap", "arub", "rub"],
 )
 def test_each_defence_beats_nominal_training(wrap, norm, attacked):
-    data = keras_rub.datasets.load("digits")
-    x, y = data.test
-
-    def accuracies(wrap):
-        keras.utils.set_random_seed(0)
-        base = keras_rub.models.mlp((64,), 10, hidden=(48,))
-        model = wrap(base)
-        model.compile(
-            keras.optimizers.Adam(5e-3),
-            keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-        )
-        model.fit(*data.train, epochs=12, batch_size=64, verbose=0)
-        attack = keras_rub.attacks.PGD(base, norm, steps=20, **RANGE)
-        points = attack(x, y, attacked)
-        return [np.mean(attack.predict(found) == y) for found in (x, points)]
-
-    nominal, robust = accuracies(lambda base: base), accuracies(wrap)
+    nominal = nominal_accuracies(norm, attacked)
+    robust = accuracies(wrap, norm, attacked)
     assert robust[0] > 0.88
     assert robust[1] > nominal[1] + 0.05
 
@@ -231,6 +240,21 @@ def victim():
     return base, x[right], y[right]
 
 
+@pytest.fixture(scope="module")
+def robust():
+    """A network that RUB trained."""
+    data = keras_rub.datasets.load("digits")
+    keras.utils.set_random_seed(0)
+    model = keras_rub.RUBModel(
+        keras_rub.models.mlp((64,), 10, hidden=(16,)), rho=0.5
+    )
+    model.compile(
+        keras.optimizers.Adam(5e-3), "sparse_categorical_crossentropy"
+    )
+    model.fit(*data.train, epochs=6, batch_size=64, verbose=0)
+    return model
+
+
 RADII = {1: 1.0, 2: 0.4, "inf": 0.08}
 
 
@@ -249,18 +273,12 @@ def test_attack_stays_inside_and_wins(name, norm, victim):
     assert far < near <= 1.0
 
 
+@pytest.mark.medium
 @NORMS
-def test_strong_is_never_weaker_than_the_paper(norm, victim):
+def test_strong_is_never_weaker_than_the_paper(norm, victim, robust):
     """On this network and on one that RUB trained."""
     base, x, y = victim
-    data = keras_rub.datasets.load("digits")
-    robust = keras_rub.RUBModel(
-        keras_rub.models.mlp((64,), 10, hidden=(16,)), rho=0.5
-    )
-    robust.compile(
-        keras.optimizers.Adam(5e-3), "sparse_categorical_crossentropy"
-    )
-    robust.fit(*data.train, epochs=6, batch_size=64, verbose=0)
+    x, y = x[:40], y[:40]
     own = [n for n in keras_rub.attacks.STRONG if "foolbox" not in n]
     for model in (base, robust):
         for rho in (0.5 * RADII[norm], RADII[norm]):
@@ -365,12 +383,15 @@ def resident_megabytes():
         return int(file.read().split()[1]) * 4096 / 1e6
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("name", ["pgd", "apgd-ce"])
 def test_no_retracing_and_no_memory_growth(name, victim):
     base, x, y = victim
     inputs = keras.Input((64,))
     watched = keras.Model(inputs, base(Counting()(inputs)))
-    attack = keras_rub.attacks.make(name, watched, 2, input_range=(0, 1))
+    attack = keras_rub.attacks.make(
+        name, watched, 2, input_range=(0, 1), steps=5
+    )
     for count in (7, 1, 7):
         attack(x[:count], y[:count], 0.02)
     passes, before = Counting.passes, resident_megabytes()

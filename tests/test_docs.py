@@ -15,13 +15,18 @@ from keras_rub.cli.main import COMMANDS, main
 from tests.test_tools import load
 
 ROOT = pathlib.Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    *sorted((ROOT / "docs").glob("*.md")),
+]
 # A block behind this comment is a sketch: it names things it does not make.
 BLOCK = re.compile(r"(<!-- sketch -->\n)?```python\n(.*?)```", re.DOTALL)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_code_blocks(page, tmp_path, monkeypatch):
+def test_code_blocks(page, tmp_path, monkeypatch, few_samples):
     monkeypatch.chdir(tmp_path)
     blocks = BLOCK.findall(page.read_text())
     names = {"__name__": "docs"}
@@ -35,7 +40,7 @@ def test_code_blocks(page, tmp_path, monkeypatch):
 SHELL = re.compile(r"```sh\n(.*?)```", re.DOTALL)
 # So little work that README's commands can be run as they stand otherwise.
 SMALL = {
-    "train": ["--steps=20", "--architecture=mlp1"],
+    "train": ["--steps=5", "--architecture=mlp1"],
     "certify": ["--samples=4"],
     "evaluate": ["--samples=4"],
     "tune": ["--steps=5", "--samples=20", "--max_trials=1"],
@@ -82,7 +87,10 @@ def test_commands_have_known_flags(page):
         assert rest[1:] == [], f"{name}: {rest[1:]}"
 
 
-def test_commands_of_the_readme_in_order(tmp_path, monkeypatch, capsys):
+@pytest.mark.medium
+def test_commands_of_the_readme_in_order(
+    tmp_path, monkeypatch, capsys, few_samples
+):
     monkeypatch.chdir(tmp_path)
     found = [
         call

@@ -1,5 +1,6 @@
 """keras_rub.evaluate: figures, files, pictures, and signs of false safety."""
 
+import functools
 import json
 import re
 import shutil
@@ -24,8 +25,9 @@ def data():
     return x[:60], y[:60]
 
 
-def train(wrap, seed=0, **kwargs):
-    keras.utils.set_random_seed(seed)
+@functools.cache
+def train(wrap, **kwargs):
+    keras.utils.set_random_seed(0)
     samples = keras_rub.datasets.load("digits").train
     base = keras_rub.models.mlp((64,), 10, hidden=(24,))
     model = wrap(base, **kwargs) if wrap else base
@@ -146,6 +148,7 @@ def test_report_is_self_contained(result, model):
         assert reference not in page
 
 
+@pytest.mark.medium
 @pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")
 def test_report_in_a_browser(result, model, tmp_path):
     path = tmp_path / "report.html"
@@ -188,6 +191,7 @@ def test_radius_of_the_paper():
     assert keras_rub.paper_radius(0.01, "inf", (28, 28, 1)) == 0.01
 
 
+@pytest.mark.medium
 def test_mask_and_weights(model, data):
     mask = np.arange(64) < 32
     found = keras_rub.evaluate(
@@ -198,6 +202,7 @@ def test_mask_and_weights(model, data):
         attacks="strong",
         mask=mask,
         weights=np.linspace(1, 2, 64),
+        certificates="rub",
         verbose=0,
     )
     assert "foolbox-pgd" not in found.attacks

@@ -11,6 +11,8 @@ import pytest
 
 from tests.test_tools import ROOT, run
 
+pytestmark = pytest.mark.medium
+
 
 def test_tabular(tmp_path, capsys):
     picture = tmp_path / "tabular.png"
@@ -30,22 +32,22 @@ def test_tabular(tmp_path, capsys):
     assert picture.stat().st_size > 20_000
 
 
-def test_images(tmp_path, capsys):
+def test_images(tmp_path, capsys, few_samples):
     picture = tmp_path / "images.png"
     printed = run(
-        "examples/images.py", capsys, steps=100, samples=16, out=str(picture)
+        "examples/images.py", capsys, steps=60, samples=12, out=str(picture)
     )
     assert "apgd-targeted" in printed and "certified" in printed
     assert picture.stat().st_size > 10_000
 
 
-def test_compare_defences(tmp_path, capsys):
+def test_compare_defences(tmp_path, capsys, few_samples):
     picture = tmp_path / "compare.png"
     printed = run(
         "examples/compare_defences.py",
         capsys,
-        steps=40,
-        samples=16,
+        steps=20,
+        samples=12,
         architecture="mlp1",
         attack="pgd",
         method="crown",
@@ -67,7 +69,7 @@ def test_custom_layer(capsys):
     assert "more than rounding: 0 of 180" in printed
 
 
-def test_notebook(capsys, monkeypatch):
+def test_notebook(capsys, monkeypatch, few_samples):
     monkeypatch.setenv("KERAS_RUB_EPOCHS", "2")
     monkeypatch.setenv("KERAS_RUB_SAMPLES", "10")
     matplotlib.use("Agg")

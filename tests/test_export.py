@@ -149,9 +149,12 @@ import numpy as np
 import tensorflow as tf
 folder, cases = sys.argv[1], json.loads(sys.argv[2])
 data, found = np.load(folder + "/inputs.npz"), {}
+models = {}
 for case in cases:
     name, count = case.split("-")
-    served = tf.saved_model.load(f"{folder}/{name}/1")
+    if name not in models:
+        models[name] = tf.saved_model.load(f"{folder}/{name}/1")
+    served = models[name]
     x, rho = tf.constant(data[case + "-x"]), tf.constant(data[case + "-rho"])
     for key, function in served.signatures.items():
         inputs = {"x": x, "rho": rho} if key == "certify" else {"x": x}
@@ -169,6 +172,7 @@ def clean_environment():
     }
 
 
+@pytest.mark.medium
 def test_same_numbers_without_the_library(exported, tmp_path):
     """In a new interpreter; at several batch sizes, a radius a sample."""
     models, folder = exported
@@ -437,6 +441,7 @@ keras_rub.export(keras_rub.models.mlp((4,), 2, (4,)), sys.argv[1],
 """
 
 
+@pytest.mark.medium
 def test_killed_export_leaves_no_version(tmp_path):
     path, mark = tmp_path / "digits", tmp_path / "mark"
     process = subprocess.Popen(
@@ -645,6 +650,7 @@ def saved_model_cli(*arguments):
     ).stdout
 
 
+@pytest.mark.medium
 def test_saved_model_cli(exported, tmp_path):
     models, folder = exported
     model = str(folder / "mlp" / "1")
@@ -832,6 +838,7 @@ def wait_until_ready(process, port, name, log):
 # Tools and the example -------------------------------------------------------
 
 
+@pytest.mark.medium
 def test_commands(tmp_path, capsys):
     """Train, evaluate, export, then certify and evaluate the SavedModel."""
     out = tmp_path / "run"
@@ -841,7 +848,7 @@ def test_commands(tmp_path, capsys):
         dataset="iris",
         defense="rub",
         rho=0.2,
-        steps=40,
+        steps=20,
         architecture="mlp1",
         out=out,
     )
@@ -918,7 +925,8 @@ def test_commands(tmp_path, capsys):
         assert message in refused(capsys, "export", **{**settings, **wrong})
 
 
-def test_example(tmp_path, capsys):
+@pytest.mark.medium
+def test_example(tmp_path, capsys, few_samples):
     printed = run(
         "examples/serve.py",
         capsys,

@@ -49,7 +49,8 @@ class SteadyFGSMModel(FGSMModel):
         ARUBModel,
         BaselineModel,
         SteadyPGDModel,
-        SteadyFGSMModel,
+        # PGD with one step: what it has of its own is tested with the attacks.
+        pytest.param(SteadyFGSMModel, marks=pytest.mark.slow),
         COAPModel,
     ],
     ids=["rub", "arub", "baseline", "pgd", "fgsm", "coap"],
@@ -548,6 +549,7 @@ print("both agree")
 """
 
 
+@pytest.mark.medium
 def test_two_devices_agree_with_one():
     done = subprocess.run(
         [sys.executable, "-c", _DISTRIBUTED], capture_output=True, text=True

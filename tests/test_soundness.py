@@ -1,5 +1,6 @@
 """No point of the perturbation set may beat a worst-case margin."""
 
+import functools
 import itertools
 
 import keras
@@ -725,24 +726,34 @@ def test_coap_gradient_off_the_tape(norm, rng, monkeypatch):
         np.testing.assert_allclose(found, right, rtol=1e-3, atol=1e-4)
 
 
+@functools.cache
+def coap_model(features, norm, limited):
+    """A compiled model, and its first weights: tests set others."""
+    keras.utils.set_random_seed(2)
+    hidden = (6, 5) if features > 1 else (5, 4, 3)
+    base = keras_rub.models.mlp((features,), 3, hidden=hidden)
+    limits = {"input_range": (0.0, 1.0)} if limited else {}
+    model = keras_rub.COAPModel(base, 0.4, norm, **limits)
+    model.compile("sgd", "sparse_categorical_crossentropy")
+    return model, limits, base.get_weights()
+
+
 @pytest.mark.parametrize("limited", [False, True])
 @pytest.mark.parametrize("norm", [1, 2, "inf"])
 @pytest.mark.parametrize("case", ["plain", "rho 0", "constant", "one feature"])
 def test_coap_training_is_sound(case, norm, limited, rng):
     """No sampled point beats the margins that COAP trains on."""
-    keras.utils.set_random_seed(2)
     features = 1 if case == "one feature" else 6
-    base = keras_rub.models.mlp((features,), 3, hidden=(7, 6, 5))
+    model, limits, weights = coap_model(features, norm, limited)
+    base = model.base
+    base.set_weights(weights)
     if case == "constant":
         # Every neuron of the second layer is dead: no range lies around 0.
         kernel, _ = base.layers[1].get_weights()
-        base.layers[1].set_weights([0 * kernel, np.full(6, -1.0)])
+        base.layers[1].set_weights([0 * kernel, np.full(5, -1.0)])
     x = rng.uniform(size=(5, features)).astype("float32")
     y = np.arange(5) % 3
-    rho = 0.0 if case == "rho 0" else 0.4
-    limits = {"input_range": (0.0, 1.0)} if limited else {}
-    model = keras_rub.COAPModel(base, rho, norm, **limits)
-    model.compile("sgd", "sparse_categorical_crossentropy")
+    model.rho = rho = 0.0 if case == "rho 0" else 0.4
     found = np.asarray(model.worst_case_margins(x, y))
     for i in range(5):
         points = sampling.reachable(rng, x[i], rho, norm, count=300, **limits)

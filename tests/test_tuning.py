@@ -27,6 +27,16 @@ SPACE = SearchSpace(
 )
 
 
+@pytest.fixture
+def small_network(monkeypatch):
+    """One hidden layer in the place of three: not the network is tested."""
+    monkeypatch.setitem(
+        training.ARCHITECTURES,
+        "mlp",
+        lambda shape, classes: keras_rub.models.mlp(shape, classes, (16,)),
+    )
+
+
 def sweep_of(folder, **kwargs):
     settings = {
         "dataset": "iris",
@@ -76,7 +86,8 @@ def test_every_defence_is_built(defense):
         )
 
 
-def test_training_resumes_after_a_kill(tmp_path, monkeypatch):
+@pytest.mark.medium
+def test_training_resumes_after_a_kill(tmp_path, monkeypatch, small_network):
     """Stopped in the middle and begun again, it arrives at the same weights."""
     data = keras_rub.datasets.load("iris")
     recipe = training.Recipe(rho=0.1, steps=40, batch_size=90)
@@ -226,7 +237,8 @@ def test_trial_of_a_dead_worker_is_given_to_another(tmp_path):
 # Sweeps -----------------------------------------------------------------------
 
 
-def test_sweep(tmp_path, capsys):
+@pytest.mark.medium
+def test_sweep(tmp_path, capsys, small_network):
     sweep = sweep_of(tmp_path)
     sweep.search(max_trials=2)
     assert len(sweep.results.trials()) == 2
@@ -261,7 +273,10 @@ def test_sweep(tmp_path, capsys):
         sweep_of(tmp_path, steps=21).search(max_trials=5)
 
 
-def test_failed_trials_are_recorded(tmp_path, monkeypatch, capsys):
+@pytest.mark.medium
+def test_failed_trials_are_recorded(
+    tmp_path, monkeypatch, capsys, small_network
+):
     real = training.Recipe.fit
 
     def fail(self, model, *args, **kwargs):
@@ -340,6 +355,7 @@ def test_bad_objective(tmp_path):
         absent.objective_of(rows)
 
 
+@pytest.mark.medium
 def test_command(tmp_path, capsys):
     (tmp_path / "space.yaml").write_text(
         "defense: [rub]\nrho: [0.05]\nlearning_rate: [1e-2]\nbatch_size: [32]\n"
@@ -407,6 +423,7 @@ def wait_for(condition, seconds=240):
         time.sleep(0.2)
 
 
+@pytest.mark.medium
 def test_sweep_resumes_after_kill_9(tmp_path):
     write_space(tmp_path)
     results = Results(tmp_path / "sweep" / "results.csv")

@@ -17,7 +17,7 @@ import tensorflow as tf
 from keras_rub.bounds import screening
 from keras_rub.bounds.program import Convex
 from keras_rub.bounds.vertices import VertexBound, WorstCase
-from keras_rub.tracing import compiled
+from keras_rub.tracing import compiled_once
 
 # Rounds of: descend on the working set, then add the vertices that became
 # the worst.
@@ -38,9 +38,9 @@ class LineOptimiser:
     def __init__(self, make_bound: Callable[..., VertexBound]):
         self._make_bound = make_bound
         # Each is traced once; the loops around them run in Python.
-        self._begin = compiled(self._begin_traced, reduce_retracing=True)
-        self._step = compiled(self._step_traced, reduce_retracing=True)
-        self._scan = compiled(self._scan_traced, reduce_retracing=True)
+        self._begin = compiled_once(self._begin_traced)
+        self._step = compiled_once(self._step_traced)
+        self._scan = compiled_once(self._scan_traced)
 
     def __call__(
         self,
