@@ -29,6 +29,7 @@ FLOORS = [
         "bounds.vertex_expansion",
         "bounds.vertices",
         "bounds.linearised",
+        "bounds.kinks",
         "bounds.linear",
         "bounds.first_order",
         "bounds.rounding",

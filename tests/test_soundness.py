@@ -12,7 +12,7 @@ from scipy.optimize import linprog
 
 import keras_rub
 from keras_rub import ARUBModel, RUBModel, UnsupportedLayerError
-from keras_rub.bounds import activations, lower, program
+from keras_rub.bounds import activations, lower, lowering, program
 from keras_rub.bounds.competitors import Competitors
 from keras_rub.bounds.majorant import Relaxation, clean_pass
 from tests import sampling
@@ -511,7 +511,7 @@ def test_registered_rule_is_used(rng, monkeypatch):
     model = with_inside(Gain(name="my_gain"), rng)
     with pytest.raises(UnsupportedLayerError, match="my_gain.*ARUBModel"):
         RUBModel(model)
-    monkeypatch.setattr(program, "_RULES", dict(program._RULES))
+    monkeypatch.setattr(lowering, "_RULES", dict(lowering._RULES))
 
     @keras_rub.register_rule(Gain)
     def gain(layer, x):

@@ -15,7 +15,14 @@ import tensorflow as tf
 
 from keras_rub.bounds import maxima
 from keras_rub.bounds.competitors import Competitors
-from keras_rub.bounds.program import Affine, Convex, Max, Operation, Program
+from keras_rub.bounds.program import (
+    Affine,
+    Convex,
+    Max,
+    Operation,
+    Program,
+    pull_back,
+)
 from keras_rub.perturbations import PerturbationSet
 
 KINDS = ("crown", "coap")
@@ -303,33 +310,21 @@ class LinearRelaxation:
     def _through_affine(self, operation: Affine, row: tf.Tensor):
         batch, count = tf.shape(row)[0], row.shape[1]
         flat = tf.reshape(row, tf.concat([[-1], tf.shape(row)[2:]], axis=0))
-        zeros = [
-            tf.zeros(
-                [tf.shape(flat)[0], *self.intervals[index].low.shape[1:]],
-                row.dtype,
-            )
-            for index in operation.inputs
+        shapes = [
+            self.intervals[index].low.shape[1:] for index in operation.inputs
         ]
-        with tf.GradientTape() as tape:
-            tape.watch(zeros)
-            output = operation.apply(*zeros)
-        parts = tape.gradient(
-            output,
-            zeros,
-            output_gradients=flat,
-            unconnected_gradients="zero",
-        )
         parts = [
-            tf.reshape(part, [batch, count, *part.shape[1:]]) for part in parts
+            tf.reshape(part, [batch, count, *shape])
+            for part, shape in zip(
+                pull_back(operation.apply, flat, shapes), shapes, strict=True
+            )
         ]
         # The clean input counts as part of the height.
         size = tf.shape(self.x)[0] if 0 in operation.inputs else 1
         at_clean = operation.apply(
             *(
-                self.x
-                if index == 0
-                else tf.zeros([size, *zero.shape[1:]], row.dtype)
-                for index, zero in zip(operation.inputs, zeros, strict=True)
+                self.x if index == 0 else tf.zeros([size, *shape], row.dtype)
+                for index, shape in zip(operation.inputs, shapes, strict=True)
             )
         )
         shift = _inner(row, at_clean)
@@ -351,8 +346,12 @@ class LinearRelaxation:
             negative = row - positive
             if isinstance(operation, Max):
                 # Spread over the entries of which the maximum is taken.
-                positive = maxima.spread(positive, operation.axes)
-                negative = maxima.spread(negative, operation.axes)
+                positive = maxima.spread(
+                    positive, lines.lower_slope, operation.axes
+                )
+                negative = maxima.spread(
+                    negative, lines.lower_slope, operation.axes
+                )
             part = (
                 positive * lines.upper_slope[:, None]
                 + negative * lines.lower_slope[:, None]
@@ -433,7 +432,7 @@ def max_lines(operation: Max, interval: Interval) -> Lines:
     )
     decided = lowest >= others
     highest = maxima.largest(high, axes)
-    decided_row = tf.cast(maxima.spread(decided, axes), low.dtype)
+    decided_row = tf.cast(maxima.spread(decided, low, axes), low.dtype)
     return Lines(
         winner * decided_row,
         tf.where(decided, tf.zeros_like(highest), highest),

@@ -13,8 +13,15 @@ from collections.abc import Mapping
 
 import tensorflow as tf
 
+from keras_rub.bounds import maxima
 from keras_rub.bounds.majorant import Majorant, Relaxation
-from keras_rub.bounds.program import Convex, Operation
+from keras_rub.bounds.program import (
+    Affine,
+    Convex,
+    Max,
+    Operation,
+    pull_back,
+)
 from keras_rub.bounds.vertices import VertexBound
 
 
@@ -51,30 +58,106 @@ def linearise(
         return None
     operation = readers[0]
     after = [other for other in rest if other is not operation]
-    clean = relaxation.values[value]
-    output = relaxation.values[operation.output]
+    if chords is None:
+        upper, negative = _derivatives(relaxation, operation.output, after)
+        margins = relaxation.clean_margins
+    else:
+        upper, negative, margins = _with_chords(
+            relaxation, operation.output, after, chords
+        )
+    slope, _ = operation.activation.line(relaxation.choices[operation.output])
+    return Linearised(
+        relaxation.values[value], slope, operation, upper, negative, margins
+    )
+
+
+def _with_chords(relaxation, value, after, chords):
+    """Derivatives and value of the margins where lines replace activations."""
+    output = relaxation.values[value]
     competitors = relaxation.constant.shape[-1]
     center = tf.repeat(output, competitors, axis=0)
     radius = tf.zeros_like(center)
     with tf.GradientTape() as tape:
         tape.watch([center, radius])
         margins = relaxation.margins(
-            {operation.output: Majorant(center, radius)},
-            competitors,
-            after,
-            chords,
+            {value: Majorant(center, radius)}, competitors, after, chords
         )
         own = tf.linalg.diag_part(margins)
     by_center, by_radius = tape.gradient(own, [center, radius])
-    shape = tf.concat([[-1, competitors], tf.shape(clean)[1:]], axis=0)
-    slope, _ = operation.activation.line(relaxation.choices[operation.output])
-    return Linearised(
-        clean,
-        slope,
-        operation,
+    shape = tf.concat([[-1, competitors], tf.shape(output)[1:]], axis=0)
+    return (
         tf.reshape((by_radius + by_center) * 0.5, shape),
         tf.reshape((by_radius - by_center) * 0.5, shape),
         own,
+    )
+
+
+def _derivatives(
+    relaxation: Relaxation, value: int, after: list[Operation]
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """How the margins depend on U and N of one value, at the clean input.
+
+    All slopes are known from the clean pass, so that this is one pass backward
+    and none forward.
+
+    Returns:
+        Two tensors [batch, K - 1, ...].
+    """
+    values, competitors = relaxation.values, relaxation.constant.shape[-1]
+
+    def points(row, index):
+        return tf.reshape(row, [-1, *values[index].shape[1:]])
+
+    def by_sample(function, rows, parameter):
+        grouped = tf.reshape(rows, [-1, competitors, *rows.shape[1:]])
+        result = function(grouped, parameter[:, None])
+        return tf.reshape(result, [-1, *result.shape[2:]])
+
+    # By centre and radius, for each value that is still to be passed.
+    pending = {
+        index: (points(row, index), points(tf.abs(row), index))
+        for index, row in relaxation.rows.items()
+    }
+    for operation in reversed(after):
+        rows = pending.pop(operation.output, None)
+        if rows is None:
+            continue
+        if isinstance(operation, Affine):
+            shapes = [values[index].shape[1:] for index in operation.inputs]
+            parts = zip(
+                pull_back(operation.apply, rows[0], shapes),
+                pull_back(operation.magnitude, rows[1], shapes),
+                strict=True,
+            )
+        else:
+            choice = relaxation.choices[operation.output]
+            if isinstance(operation, Max):
+                rows = [
+                    maxima.spread(row, choice, operation.axes) for row in rows
+                ]
+            elif isinstance(operation, Convex):
+                choice, _ = operation.activation.line(choice)
+            parts = [[by_sample(tf.multiply, row, choice) for row in rows]]
+        for index, part in zip(operation.inputs, parts, strict=True):
+            if index in pending:
+                part = [
+                    sum(both) for both in zip(pending[index], part, strict=True)
+                ]
+            pending[index] = tuple(part)
+    if value in pending:
+        by_center, by_radius = pending[value]
+    else:
+        by_center = by_radius = tf.zeros(
+            [
+                tf.shape(values[value])[0] * competitors,
+                *values[value].shape[1:],
+            ],
+            values[value].dtype,
+        )
+    shape = [-1, competitors, *values[value].shape[1:]]
+    return (
+        tf.reshape((by_radius + by_center) * 0.5, shape),
+        tf.reshape((by_radius - by_center) * 0.5, shape),
     )
 
 

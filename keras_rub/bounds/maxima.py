@@ -44,13 +44,20 @@ def first_largest(tensor: tf.Tensor, axes: tuple[int, ...]) -> tf.Tensor:
         return mask
     shifted = tuple(other + 1 for other in others)
     rest = first_largest(largest(tensor, (axis,)), shifted)
-    return mask * tf.expand_dims(rest, axis)
+    return mask * spread(rest, tensor, (axis,))
 
 
-def spread(tensor: tf.Tensor, axes: tuple[int, ...]) -> tf.Tensor:
-    """Puts axes of size one back where `largest` took them away."""
+def spread(
+    tensor: tf.Tensor, like: tf.Tensor, axes: tuple[int, ...]
+) -> tf.Tensor:
+    """Repeats entries along the axes that `largest` took away from `like`.
+
+    Axes of size one would do, but for the number of dimensions that
+    TensorFlow can broadcast.
+    """
     for axis in axes:
         tensor = tf.expand_dims(tensor, axis)
+        tensor = tf.repeat(tensor, like.shape[axis], axis=axis)
     return tensor
 
 

@@ -126,6 +126,31 @@ class Program:
         return found[::-1]
 
 
+def pull_back(
+    function: Callable[..., tf.Tensor],
+    rows: tf.Tensor,
+    shapes: Sequence[Sequence[int]],
+) -> list[tf.Tensor]:
+    """Linear functions of a map's output, in terms of its inputs.
+
+    Args:
+        function: an affine map of tensors [n, ...].
+        rows: tensor [n, ...] like its output.
+        shapes: the shapes of its inputs without the batch.
+
+    Returns:
+        One tensor [n, ...] for each input.
+    """
+    count = tf.shape(rows)[0]
+    zeros = [tf.zeros([count, *shape], rows.dtype) for shape in shapes]
+    with tf.GradientTape() as tape:
+        tape.watch(zeros)
+        output = function(*zeros)
+    return tape.gradient(
+        output, zeros, output_gradients=rows, unconnected_gradients="zero"
+    )
+
+
 def frontier(
     inside: Sequence[Operation], outside: Iterable[Operation], output: int
 ) -> list[int]:

@@ -12,6 +12,7 @@ import keras
 import tensorflow as tf
 
 from keras_rub.bounds.first_layer import cut
+from keras_rub.bounds.kinks import gains
 from keras_rub.bounds.linearised import Linearised, dense_scores, linearise
 from keras_rub.bounds.majorant import Majorant
 from keras_rub.bounds.program import Affine
@@ -60,12 +61,18 @@ def screen(bound: VertexBound, count: int) -> tf.Tensor:
 
 
 def scores(bound: VertexBound) -> tf.Tensor:
-    """Lower estimates [batch, V, K - 1] of what each vertex adds."""
+    """Estimates [batch, V, K - 1] of what each vertex adds.
+
+    Lower bounds where all competitors are searched. Where some are drawn, for
+    a training step, nearly the same by less work.
+    """
     if bound.start is not None:
         linear = linearise(
             bound.relaxation, bound.start.value, bound.start.rest
         )
         if linear is not None:
+            if _is_rough(bound, linear):
+                return _rough_dense_scores(bound, linear)
             return dense_scores(bound, linear)
     found = cut(bound.relaxation)
     if found is not None:
@@ -76,6 +83,44 @@ def scores(bound: VertexBound) -> tf.Tensor:
             if linear is not None:
                 return _local_scores(bound, linear, *local)
     return _gradient_scores(bound)
+
+
+def _is_rough(bound: VertexBound, linear: Linearised) -> bool:
+    return (
+        bound.relaxation.competitors.drawn is not None
+        and linear.operation.activation.rays is not None
+    )
+
+
+def _rough_dense_scores(bound: VertexBound, linear: Linearised) -> tf.Tensor:
+    """As `dense_scores`, by a table of bends for some features at a time."""
+    competitors = linear.upper.shape[1]
+    width = tf.TensorShape(linear.clean.shape[1:]).num_elements()
+
+    def flat(tensor):
+        return tf.reshape(tensor, [-1, width])
+
+    half = bound.num_vertices // 2
+    clean = tf.repeat(flat(linear.clean), competitors, axis=0)
+    scale = tf.repeat(bound.rho, competitors)[:, None]
+    drop = flat(linear.negative * linear.slope[:, None])
+    rows = bound.memory_budget // (32 * width * bound.x.dtype.size)
+    chunk = max(min(rows, half), 1)
+
+    def of_features(first):
+        sides = gains(
+            clean,
+            flat(linear.upper),
+            drop,
+            scale,
+            bound.shifts(tf.range(first, min(first + chunk, half))),
+            linear.operation.activation.rays,
+        )
+        return tf.stack(sides, axis=1)  # [batch * C, 2, chunk]
+
+    parts = [of_features(first) for first in range(0, half, chunk)]
+    found = tf.reshape(tf.concat(parts, axis=-1), [-1, competitors, 2 * half])
+    return tf.transpose(found, [0, 2, 1])
 
 
 def _gradient_scores(bound: VertexBound) -> tf.Tensor:
@@ -199,6 +244,9 @@ def _local_scores(
     positions = tf.TensorShape(reach.shape[1:-1]).num_elements()
     channels, competitors = kernel.shape[-1], linear.upper.shape[1]
     reach = tf.reshape(reach, [positions, entries, 1])
+    if _is_rough(bound, linear):
+        local = _rough_local_scores(bound, linear, reach, flat_kernel)
+        return _gather_local(bound, local, before, layer, picks, moved)
     function = linear.operation.activation.function
     sides = tf.constant([1.0, -1.0], x.dtype)
 
@@ -235,6 +283,42 @@ def _local_scores(
         parallel_iterations=2,
     )
     return _gather_local(bound, local, before, layer, picks, moved)
+
+
+def _rough_local_scores(
+    bound: VertexBound,
+    linear: Linearised,
+    reach: tf.Tensor,
+    kernel: tf.Tensor,
+) -> tf.Tensor:
+    """Scores [batch, 2, positions, entries, C] by a table of bends.
+
+    How far a pixel moves is taken as the same for all entries of a window,
+    but for those outside, which do not move at all.
+    """
+    positions, entries = reach.shape[0], reach.shape[1]
+    channels, competitors = kernel.shape[-1], linear.upper.shape[1]
+
+    def flat(tensor):
+        return tf.reshape(tensor, [-1, channels])
+
+    shape = [-1, competitors, positions]
+    most = tf.reduce_max(tf.abs(reach), axis=1)[:, 0]
+    clean = tf.reshape(linear.clean, [-1, 1, positions, channels])
+    sides = gains(
+        flat(tf.repeat(clean, competitors, axis=1)),
+        flat(linear.upper),
+        flat(linear.negative * linear.slope[:, None]),
+        tf.reshape(
+            tf.repeat(bound.rho[:, None, None] * most, competitors, axis=1),
+            [-1, 1],
+        ),
+        kernel,
+        linear.operation.activation.rays,
+    )
+    found = tf.reshape(tf.stack(sides), [2, *shape, entries])
+    found *= tf.cast(reach[..., 0] != 0, found.dtype)
+    return tf.transpose(found, [1, 0, 3, 4, 2])
 
 
 def _gather_local(bound, local, before, layer, picks, moved):
