@@ -15,6 +15,7 @@ from absl.testing import flagsaver
 
 import keras_rub
 from keras_rub.cli.main import COMMANDS, main
+from tests.test_architecture import FLOORS
 from tests.test_tools import load
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -152,3 +153,19 @@ def test_api_page_has_all_public_names_and_no_others():
     known = {*public, "keras_rub.evaluation.html_report"}
     known.add("keras_rub.evaluation.plots")
     assert set(documented) <= known
+
+
+def test_page_on_bounds_names_every_module_on_its_floor():
+    folder = ROOT / "keras_rub" / "bounds"
+    _, *pages = re.split(r"^## \d\. .*$", (folder / "README.md").read_text(),
+                         flags=re.MULTILINE)  # fmt: skip
+    pages[-1] = pages[-1].split("\n## ")[0]
+    floors = [
+        {name.removeprefix("bounds.") for name in floor}
+        for floor in FLOORS
+        if any(name.startswith("bounds.") for name in floor)
+    ]
+    named = [set(re.findall(r"^\| `(\w+)`", p, re.MULTILINE)) for p in pages]
+    assert named == [floor - {"bounds"} for floor in floors]
+    modules = {path.stem for path in folder.glob("*.py")} - {"__init__"}
+    assert set().union(*named) == modules

@@ -483,7 +483,7 @@ def test_errors(tmp_path):
     wrong(ValueError, "must be some of.*'explain'", signatures=["explain"])
     wrong(ValueError, "must be some of", signatures=[])
     wrong(ValueError, '`norm` must be 1, 2 or "inf"', norm=3)
-    wrong(ValueError, '`rub` can.t do norm 2', norm=2, method="rub")
+    wrong(ValueError, "`rub` can.t do norm 2", norm=2, method="rub")
     wrong(ValueError, "the others search.*'auto'", method="auto")
     wrong(ValueError, "`method` must be one of .*'ibp'", method="ibp")
     wrong(ValueError, "low < high", input_range=(1.0, 0.0))
