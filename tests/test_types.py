@@ -202,13 +202,15 @@ def test_scripts_of_users_are_checked(tmp_path):
     head = "import keras\nimport keras_rub\n\nbase = keras.Model()\n"
     bad.write_text(head + "".join(f"{line}\n" for line in MISTAKES))
     done = subprocess.run(
-        [sys.executable, "-m", "mypy", "--no-pretty", str(good), str(bad)],
+        # Silent about this package itself, as it is where it is installed.
+        [sys.executable, "-m", "mypy", "--follow-imports=silent",
+         "--no-pretty", str(good), str(bad)],
         cwd=ROOT,  # its settings say that Keras has no types
         env={**os.environ, "MYPYPATH": str(ROOT)},
         capture_output=True,
         text=True,
         timeout=300,
-    )
+    )  # fmt: skip
     errors = [line for line in done.stdout.splitlines() if ": error: " in line]
     assert not [line for line in errors if "bad.py" not in line], done.stdout
     first = len(head.splitlines()) + 1
