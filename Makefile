@@ -27,6 +27,7 @@ test-slow: $(VENV)/.installed-test
 lint: $(VENV)/.installed-test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/mypy
 
 benchmark: $(VENV)/.installed
 	$(BIN)/python tools/benchmark.py
@@ -57,4 +58,4 @@ $(VENV)/.installed-docs: setup.py keras_rub/version.py | $(BIN)/python
 	touch $@
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache out
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache out

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Unpack
 
 import keras
 
-from keras_rub.bounds.certification import certify
+from keras_rub.bounds.certification import Settings, certify
 from keras_rub.perturbations import check_rho
 
 _SHAPES = {
@@ -127,7 +127,14 @@ class Certify(keras.callbacks.Callback):
     ```
     """
 
-    def __init__(self, x: Any, y: Any, rho: Any, every: int = 1, **kwargs: Any):
+    def __init__(
+        self,
+        x: Any,
+        y: Any,
+        rho: float | list[float] | tuple[float, ...],
+        every: int = 1,
+        **kwargs: Unpack[Settings],
+    ):
         super().__init__()
         if every < 1:
             raise ValueError(
@@ -139,7 +146,11 @@ class Certify(keras.callbacks.Callback):
             for radius in (rho if isinstance(rho, (list, tuple)) else [rho])
         ]
         self.every = every
-        self.settings = {"decide_only": True, "verbose": 0, **kwargs}
+        self.settings: Settings = {
+            "decide_only": True,
+            "verbose": 0,
+            **kwargs,
+        }
 
     def on_epoch_end(self, epoch, logs=None):
         if (epoch + 1) % self.every or logs is None:

@@ -180,7 +180,7 @@ class Recipe:
         ramp = round(self.rho_ramp * self.epochs * self.steps_per_epoch)
         if ramp:
             rho = keras.optimizers.schedules.PolynomialDecay(0.0, ramp, rho)
-        options = {}
+        options: dict[str, Any] = {}
         if self.defense == "rub":
             options["vertices"] = self.vertices
         else:

@@ -1,7 +1,9 @@
 """The code of README and guides runs, and the site builds."""
 
 import importlib
+import inspect
 import pathlib
+import pkgutil
 import re
 import shlex
 import subprocess
@@ -11,7 +13,9 @@ import pytest
 from absl import flags
 from absl.testing import flagsaver
 
+import keras_rub
 from keras_rub.cli.main import COMMANDS, main
+from tests.test_architecture import FLOORS
 from tests.test_tools import load
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -117,3 +121,59 @@ def test_site_builds_without_warnings(tmp_path):
     page = (tmp_path / "api" / "index.html").read_text()
     for name in ("RUBModel", "certify", "evaluate", "AdaptivePGD", "export"):
         assert name in page
+
+
+def public_names():
+    """All public names but modules, with what they mean."""
+    modules = [keras_rub]
+    for name in keras_rub.__all__:
+        value = getattr(keras_rub, name)
+        if inspect.ismodule(value):
+            modules.append(value)
+    for module in modules:
+        names = getattr(module, "__all__", None) or [
+            name
+            for name, value in vars(module).items()
+            if not name.startswith("_")
+            and getattr(value, "__module__", None) == module.__name__
+        ]
+        for name in names:
+            value = getattr(module, name)
+            if not (inspect.ismodule(value) or name == "__version__"):
+                yield f"{module.__name__}.{name}", value
+
+
+def test_api_page_has_all_public_names_and_no_others():
+    page = (ROOT / "docs" / "api.md").read_text()
+    documented = re.findall(r"^::: (\S+)$", page, re.MULTILINE)
+    assert len(documented) == len(set(documented))
+    # Raises for a name that does not exist.
+    found = [pkgutil.resolve_name(name) for name in documented]
+    public = dict(public_names())
+    assert len(public) > 40 and "keras_rub.models.mlp" in public
+    absent = [
+        name
+        for name, value in public.items()
+        # One of the names will do: `export` is `serving.export` too.
+        if not any(value is other for other in found)
+    ]
+    assert absent == []
+    known = {*public, "keras_rub.evaluation.html_report"}
+    known.add("keras_rub.evaluation.plots")
+    assert set(documented) <= known
+
+
+def test_page_on_bounds_names_every_module_on_its_floor():
+    folder = ROOT / "keras_rub" / "bounds"
+    _, *pages = re.split(r"^## \d\. .*$", (folder / "README.md").read_text(),
+                         flags=re.MULTILINE)  # fmt: skip
+    pages[-1] = pages[-1].split("\n## ")[0]
+    floors = [
+        {name.removeprefix("bounds.") for name in floor}
+        for floor in FLOORS
+        if any(name.startswith("bounds.") for name in floor)
+    ]
+    named = [set(re.findall(r"^\| `(\w+)`", p, re.MULTILINE)) for p in pages]
+    assert named == [floor - {"bounds"} for floor in floors]
+    modules = {path.stem for path in folder.glob("*.py")} - {"__init__"}
+    assert set().union(*named) == modules

@@ -1,5 +1,6 @@
 """keras_rub.evaluate: figures, files, pictures, and signs of false safety."""
 
+import dataclasses
 import functools
 import json
 import re
@@ -98,6 +99,14 @@ def test_files(result):
     )
     both = keras_rub.Evaluation.merge([result, again])
     assert len(both) == 120 and both.rows == result.rows
+    assert len(both.signs.zero_gradient) == 120
+    # A part without signs leaves the whole without.
+    blind = dataclasses.replace(result, signs=None)
+    assert keras_rub.Evaluation.merge([result, blind]).signs is None
+    untried = dataclasses.replace(result.signs, survives_huge=None)
+    some = dataclasses.replace(result, signs=untried)
+    mixed = keras_rub.Evaluation.merge([result, some])
+    assert mixed.signs.survives_huge is None
     lines = result.to_csv().splitlines()
     assert len(lines) == 5 and lines[0].startswith("norm,rho,clean,foolbox-fgm")
     table = result.to_markdown().splitlines()

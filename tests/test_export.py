@@ -874,7 +874,7 @@ def test_commands(tmp_path, capsys):
     }
     printed = call(capsys, "export", **settings)
     assert "models/iris/1" in printed and "models.config" in printed
-    assert "attacker: L1; inputs in [-9, 9]" in printed
+    assert "attacker: L1, inputs in [-9, 9]" in printed
     facts = serving.read_metadata(tmp_path / "models" / "iris")
     assert facts["dataset"] == "iris" and facts["training"]["rho"] == 0.2
     assert facts["normalization"] == "standard"
@@ -897,7 +897,7 @@ def test_commands(tmp_path, capsys):
             out=folder,
             **({} if number else {"input_range": "-9,9"}),
         )
-        assert "attacker: L1; inputs in [-9, 9]" in printed
+        assert "attacker: L1, inputs in [-9, 9]" in printed
         tables.append((folder / "results.csv").read_text())
     assert tables[0] == tables[1]
     call(

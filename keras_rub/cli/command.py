@@ -76,10 +76,10 @@ def help_text(
         title = "[no]" + flag.name if flag.boolean else flag.name
         lines = [f"--{title}"]
         text = flag.help
-        if flag.default is not None and not flag.boolean:
-            text += f" (default: {flag.default_as_str.strip(chr(39))})"
-        elif flag.boolean:
+        if flag.boolean:
             text += f" (default: {'yes' if flag.default else 'no'})"
+        elif flag.default_as_str is not None:
+            text += f" (default: {flag.default_as_str.strip(chr(39))})"
         lines += textwrap.wrap(
             text, 79, initial_indent=_INDENT, subsequent_indent=_INDENT
         )

@@ -251,6 +251,8 @@ def attackers(
     if input_range is not None:
         found = parse_range(input_range, "input_range")
     if isinstance(found, str):
+        if data is None:
+            raise ValueError("--input_range=data needs a data set.")
         found = data.input_range
         if found is None:
             raise ValueError(

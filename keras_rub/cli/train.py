@@ -104,13 +104,13 @@ def run() -> None:
     """Trains as the flags say."""
     # Several machines must be joined before TensorFlow does anything.
     strategy = distribution.make_strategy(_STRATEGY.value)
-    input_range = parse_range(_INPUT_RANGE.value, "input_range")
+    found = parse_range(_INPUT_RANGE.value, "input_range")
     recipe = training.Recipe(
         defense=_DEFENSE.value,
         norm=_NORM.value if _NORM.value == "inf" else int(_NORM.value),
         rho=_RHO.value,
         rho_ramp=_RHO_RAMP.value,
-        input_range={None: False, "data": True}.get(input_range, input_range),
+        input_range=found if isinstance(found, tuple) else found == "data",
         vertices=_VERTICES.value,
         attack_steps=_ATTACK_STEPS.value,
         architecture=_ARCHITECTURE.value,

@@ -102,10 +102,9 @@ def _read(name, data_dir, label, missing, verify):
             + "All names: keras_rub.datasets.names()."
         )
     if name in sources.IMAGES:
-        path = None if folder is None else folder / f"{name}.npz"
-        if path is None or not path.exists():
-            return sources.read_tfds(name, folder)
-        return sources.read_images(name, path, verify)
+        if folder is not None and (folder / f"{name}.npz").exists():
+            return sources.read_images(name, folder / f"{name}.npz", verify)
+        return sources.read_tfds(name, folder)
     if folder is None:
         raise ValueError(
             f"Data set {name!r} needs a data folder with uci/{name}.npz or "

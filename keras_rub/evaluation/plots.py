@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -116,7 +117,9 @@ def image_grid(result: Evaluation, norm: int | str) -> Figure:
 
 
 def feature_changes(
-    result: Evaluation, norm: int | str, feature_names=None
+    result: Evaluation,
+    norm: int | str,
+    feature_names: Sequence[str] | None = None,
 ) -> Figure:
     """Which features of a table the attacks changed, and by how much.
 

@@ -6,6 +6,7 @@ import base64
 import html
 import io
 import platform
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import keras
@@ -44,7 +45,7 @@ def html_report(
     model: keras.Model | None = None,
     settings: dict[str, Any] | None = None,
     command: str = "",
-    feature_names=None,
+    feature_names: Sequence[str] | None = None,
 ) -> str:
     """A self-contained HTML page: tables, plots, examples, settings.
 

@@ -219,8 +219,12 @@ class Evaluation:
 
     @classmethod
     def merge(cls, parts: Sequence[Evaluation]) -> Evaluation:
-        """One evaluation of several runs on different samples."""
+        """One evaluation of several runs on different samples.
+
+        It has signs only if all of them have.
+        """
         first = parts[0]
+        seen = [part.signs for part in parts if part.signs is not None]
 
         def join(arrays):
             return np.concatenate(arrays, axis=-1)
@@ -242,9 +246,7 @@ class Evaluation:
                 norm: join([part.certified[norm] for part in parts])
                 for norm in first.certified
             },
-            signs=None
-            if first.signs is None
-            else signs.Signs.merge([part.signs for part in parts]),
+            signs=signs.Signs.merge(seen) if len(seen) == len(parts) else None,
             examples=first.examples,
             notes=tuple(notes),
         )

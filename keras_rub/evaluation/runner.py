@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -30,7 +30,7 @@ def evaluate(
     x: Any,
     y: Any,
     *,
-    radii: Sequence[float] | dict[Any, Sequence[float]],
+    radii: Sequence[float] | Mapping[Any, Sequence[float]],
     norms: Iterable[int | str] | None = None,
     attacks: str | Iterable[str] = "paper",
     certificates: bool | str = True,
@@ -159,7 +159,7 @@ def evaluate(
 
 def _norms(norms, radii, model, perturbations) -> list[int | str]:
     if norms is None:
-        if isinstance(radii, dict):
+        if isinstance(radii, Mapping):
             norms = radii
         elif perturbations is not None:
             norms = [perturbations.norm]
@@ -191,7 +191,7 @@ class _Tasks:
 
 
 def _radii_by_norm(radii, norms):
-    if isinstance(radii, dict):
+    if isinstance(radii, Mapping):
         radii = {canonical_norm(norm): found for norm, found in radii.items()}
         absent = [norm for norm in norms if norm not in radii]
         if absent:

@@ -63,16 +63,16 @@ class Signs:
     @classmethod
     def merge(cls, parts: Sequence[Signs]) -> Signs:
         """The signs of all samples together."""
-        first = parts[0]
+        huge = [p.survives_huge for p in parts if p.survives_huge is not None]
         return cls(
             zero_gradient=np.concatenate([p.zero_gradient for p in parts]),
             random_breaks={
                 norm: np.concatenate([p.random_breaks[norm] for p in parts])
-                for norm in first.random_breaks
+                for norm in parts[0].random_breaks
             },
-            survives_huge=None
-            if first.survives_huge is None
-            else np.concatenate([p.survives_huge for p in parts]),
+            survives_huge=(
+                np.concatenate(huge) if len(huge) == len(parts) else None
+            ),
             probabilities=all(p.probabilities for p in parts),
         )
 

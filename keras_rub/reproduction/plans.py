@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 from keras_rub.training import Recipe
 
 # The paper's name, the defence and the norm it trains against.
-TABLE_DEFENCES = {
+TABLE_DEFENCES: dict[str, tuple[str, int | str]] = {
     "RUB": ("rub", 1),
     "aRUB-L1": ("arub", 1),
     "aRUB-Linf": ("arub", "inf"),
@@ -21,7 +21,7 @@ TABLE_DEFENCES = {
     "PGD-Linf": ("pgd", "inf"),
     "Nominal": ("nominal", "inf"),
 }
-IMAGE_DEFENCES = {
+IMAGE_DEFENCES: dict[str, tuple[str, int | str]] = {
     **{k: v for k, v in TABLE_DEFENCES.items() if k != "Nominal"},
     "FGSM-Linf": ("fgsm", "inf"),
     "COAP-Linf": ("coap", "inf"),

@@ -48,7 +48,7 @@ def beat_path(folder: str | os.PathLike, worker: str) -> pathlib.Path:
     return pathlib.Path(folder) / "workers" / worker
 
 
-class _Tolerant:
+class _Tolerant(keras_tuner.Oracle):
     """Gives the trial of a worker that has died to another one.
 
     keras-tuner waits for such a trial for ever. A worker counts as dead when
@@ -83,7 +83,7 @@ class _Tolerant:
                 self._retry_queue.append(trial.trial_id)
 
 
-class GridOracle(_Tolerant, keras_tuner.Oracle):
+class GridOracle(_Tolerant):
     """Every combination, in order.
 
     Which one is next follows from those that were tried, so the search goes

@@ -104,16 +104,15 @@ class SearchSpace:
                 f"{path}: a search space has the keys {sorted(known)}. "
                 f"Received: {found!r}"
             )
-        return cls(
-            **{
-                key: value
-                if key == "scaled"
-                else tuple(value)
-                if isinstance(value, list)
-                else (value,)
-                for key, value in found.items()
-            }
-        )
+        values: dict[str, Any] = {
+            key: value
+            if key == "scaled"
+            else tuple(value)
+            if isinstance(value, list)
+            else (value,)
+            for key, value in found.items()
+        }
+        return cls(**values)
 
     def to_dict(self) -> dict[str, Any]:
         """The space, ready for JSON."""

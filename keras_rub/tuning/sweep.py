@@ -191,7 +191,9 @@ class Sweep:
             seed=self.seed,
             verbose=0,
         ).shares()
-        rows = [("clean", "", "", found["clean"])]
+        rows: list[tuple[str, Any, Any, float]] = [
+            ("clean", "", "", found["clean"])
+        ]
         rows += [
             (criterion, norm, radius, share)
             for norm, radii in self.radii.items()

@@ -135,17 +135,16 @@ def _table(rows, key):
     radii = _radii(rows)
     lines = []
     for defence, cells in _by_defence(rows).items():
-        some = [cells.get(rho) for rho in radii]
-        values = [cell and cell["paper"] for cell in some]
-        if key == "ours" and any(values):
-            lines.append([f"{defence}, paper", *map(words.cell, values)])
-        lines.append(
-            [
-                f"{defence}, ours",
-                *(words.cell(cell and cell[key]) for cell in some),
-            ]
-        )
+        theirs = _values(cells, radii, "paper")
+        if key == "ours" and any(value is not None for value in theirs):
+            lines.append([f"{defence}, paper", *map(words.cell, theirs)])
+        ours = _values(cells, radii, key)
+        lines.append([f"{defence}, ours", *map(words.cell, ours)])
     return tables.to_markdown(["rho", *(f"{rho:g}" for rho in radii)], lines)
+
+
+def _values(cells, radii, key) -> list[float | None]:
+    return [cells[rho][key] if rho in cells else None for rho in radii]
 
 
 def _radii(rows):
@@ -164,9 +163,7 @@ def _panel(norm, rows):
     lines = []
     for kind in ("ours", "paper"):
         for defence, cells in _by_defence(rows).items():
-            values = [
-                cells[rho][kind] if rho in cells else None for rho in radii
-            ]
+            values = _values(cells, radii, kind)
             if any(value is not None for value in values):
                 lines.append(figures.line(defence, values, kind == "paper"))
     return {

@@ -145,20 +145,25 @@ def _table(rows, theirs, radii):
         ("ours_auto", "RUB, ours, `auto`"),
         ("ours_auto_range", "RUB, ours, `auto`, valid range"),
     ):
-        values = [row and row[key] for row in found]
-        if any(value is not None for value in values):
-            cells = [
-                words.cell(value, value and value >= row["paper_rub"])
-                for row, value in zip(found, values, strict=True)
-            ]
-            lines.append([title, *cells])
+        if any(row is not None and row[key] is not None for row in found):
+            lines.append([title, *(_cell(row, key) for row in found)])
     if rows[0]["ours_first"] is not None:
-        cells = [words.cell(row and row["ours_first"]) for row in found]
+        cells = [
+            words.cell(None if row is None else row["ours_first"])
+            for row in found
+        ]
         title = f"our best bound, first {paper.SAMPLES} images only"
         lines.append([title, *cells])
     trained = [f"{row['training_rho']:g}" if row else "-" for row in found]
     lines.append(["training radius of ours", *trained])
     return tables.to_markdown(["rho", *(f"{rho:g}" for rho in radii)], lines)
+
+
+def _cell(row, key) -> str:
+    """Our figure, bold where it is at least the paper's."""
+    if row is None or row[key] is None:
+        return words.cell(None)
+    return words.cell(row[key], row[key] >= row["paper_rub"])
 
 
 def _verdict(rows, tried):

@@ -30,7 +30,7 @@ def _panels(rows: int, columns: int, width=4.6, height=3.4, **options):
 
 def _legend_below(figure, columns: int) -> None:
     """One legend of what is drawn in any panel."""
-    found = {}
+    found: dict[str, Any] = {}
     for axes in figure.axes:
         handles, labels = axes.get_legend_handles_labels()
         for handle, label in zip(handles, labels, strict=True):

@@ -42,7 +42,7 @@ def ranks(found: Networks, plan: TablePlan) -> list[dict[str, Any]]:
     rows = []
     for kind in plan.attacks:
         for norm in NORMS:
-            places = [("clean", None, 0.0)]
+            places: list[tuple[str, int | None, float]] = [("clean", None, 0.0)]
             places += [
                 (f"{kind}-{norm}", place, number)
                 for place, number in enumerate(plan.numbers)
@@ -113,7 +113,7 @@ def leaks(
         Rows with `set`, `defence` and `cells`: from a number, 0 for no
         attack, to both percents.
     """
-    columns = {0.0: ("clean", None)}
+    columns: dict[float, tuple[str, int | None]] = {0.0: ("clean", None)}
     for place, number in enumerate(plan.numbers):
         if number in _LEAK_NUMBERS:
             columns[number] = (_LEAK_ATTACK, place)

@@ -78,7 +78,9 @@ def curves(
 def _curve(trainer, data, plan) -> dict[str, Any]:
     x, y = (part[: plan.samples] for part in data.validation)
     model, rho = trainer.model, trainer.recipe.rho
-    found = {"step": [], "minimised": [], "attacked": [], "clean": []}
+    found: dict[str, list[float]] = {
+        key: [] for key in ("step", "minimised", "attacked", "clean")
+    }
 
     def measure(step):
         logs = model.evaluate(

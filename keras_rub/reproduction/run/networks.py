@@ -200,7 +200,7 @@ def train(context: Context, wanted: list[Network]) -> list[Network]:
 
         return Job(f"train-{network.name}", network.settings, work)
 
-    context.do({n: job(n) for n in sorted(wanted, key=order.get)})
+    context.do({n: job(n) for n in sorted(wanted, key=order.__getitem__)})
     return [network for network in wanted if network.is_trained(context)]
 
 

@@ -129,7 +129,7 @@ class _Prober:
     def attack(self, base) -> dict[str, Any]:
         """Accuracies of a network, by part, attack and norm."""
         self._network.set_weights(base.get_weights())
-        found = {"validation": {}, "test": {}}
+        found: dict[str, dict[str, Any]] = {"validation": {}, "test": {}}
         for kind in self._plan.attacks:
             for norm in NORMS:
                 attack = self._attack(kind, norm)
@@ -147,7 +147,7 @@ class _Prober:
         return found
 
     def _attack(self, kind, norm):
-        options = {"batch_size": 512}
+        options: dict[str, Any] = {"batch_size": 512}
         if kind == "pgd":
             options["steps"] = self._plan.attack_steps
         return attacks.make(kind, self._network, norm, **options)
