@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import keras
+import tensorflow as tf
 
+from keras_rub.attacks.ascent import gradient_of
 from keras_rub.bounds.first_order import first_order_margins
 from keras_rub.defenses.robust_model import (
     MarginModel,
@@ -81,9 +83,16 @@ class ARUBModel(MarginModel):
             **kwargs,
         )
         self.competitors = count_or_all("competitors", competitors)
+        self._has_gradient = False  # not known yet
         self.setup()
 
     def search(self, x, labels, rho, training=False):
+        if not self._has_gradient:
+            with tf.GradientTape() as tape:
+                tape.watch(x)
+                logits = self.logits_of(x)
+            gradient_of(tape, logits, x)
+            self._has_gradient = True
         return self.drawn_competitors if training else "all"
 
     def robust_outputs(self, x, labels, rho, found):

@@ -7,6 +7,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from keras_rub.attacks.ascent import gradient_of
 from keras_rub.defenses.robust_model import (
     RobustModel,
     Schedule,
@@ -73,7 +74,7 @@ class BaselineModel(RobustModel):
         # The loss is a mean (or a weighted one) of the samples' losses, so
         # the gradient by one sample's input is its own, equally weighted.
         size = tf.TensorShape(x.shape[1:]).num_elements()
-        gradient = tf.reshape(tape.gradient(value, x), [-1, size])
+        gradient = tf.reshape(gradient_of(tape, value, x), [-1, size])
         steepest = self.perturbations.support(gradient, tuple(x.shape[1:]))
         penalty = step.rho * tf.reduce_sum(steepest)
         return lambda: loss(outputs) + penalty
