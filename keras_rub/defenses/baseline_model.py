@@ -26,7 +26,8 @@ class BaselineModel(RobustModel):
     the reference that the paper calls Baseline. It proves nothing.
 
     Args:
-        base: `keras.Model` with logits [batch, K] as its output.
+        base: `keras.Model` with logits or probabilities [batch, K] as its
+            output.
         rho: float or function of the step. The radius, in the units of the
             base model's input. Defaults to `0.1`.
         norm: 1, 2 or `"inf"`. The norm of the perturbation. Defaults to

@@ -9,7 +9,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_rub import checks, classifier
+from keras_rub import cautions, checks, classifier
 from keras_rub.defenses.losses import (
     grows_away_from_label,
     grows_with_margins,
@@ -288,10 +288,13 @@ class RobustModel(keras.Model):
 
     @checks.with_clear_errors
     def fit(self, *args, **kwargs):
+        _refuse_words(*args, **kwargs)
+        cautions.about_scale(self.base, self.perturbations)
         return super().fit(*args, **kwargs)
 
     @checks.with_clear_errors
     def evaluate(self, *args, **kwargs):
+        _refuse_words(*args, **kwargs)
         return super().evaluate(*args, **kwargs)
 
     @checks.with_clear_errors
@@ -536,6 +539,12 @@ def attacker_without_range(
             f"COAPModel. Received: `perturbations={attacker!r}`"
         )
     return attacker
+
+
+def _refuse_words(x=None, y=None, *args, **kwargs):
+    """Labels are words: said before Keras fails to make a tensor of them."""
+    if y is not None:
+        checks.refuse_words(y)
 
 
 def _fresh_copy(setting):
