@@ -68,8 +68,10 @@ def base_of(model: keras.Model) -> keras.Model:
 
 def input_structure(base: keras.Model):
     """The symbolic input as the model takes it: a tensor, or a dict of one."""
-    # A Functional model keeps the names of its inputs here; a Sequential one
-    # that was never called has no such attribute.
+    # A Functional model keeps the names of its inputs here; of a Sequential
+    # one within another model that is the other one's tensor.
+    if isinstance(base, keras.Sequential):
+        return base.inputs[0]
     return getattr(base, "input", base.inputs[0])
 
 
