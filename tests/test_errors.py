@@ -51,6 +51,13 @@ def compiled(wrap, **kwargs):
             "the same for every input.*sigmoid",
         ),
         (
+            lambda: keras.Sequential(
+                [net(), layers.Softmax(activity_regularizer="l2")]
+            ),
+            ValueError,
+            "`activity_regularizer` of the last layer",
+        ),
+        (
             lambda: keras.Sequential([net(), Own(3, activation="softmax")]),
             ValueError,
             "can't be taken off.*Own",

@@ -591,6 +591,13 @@ def _check_head(base: keras.Model, width: int | None) -> None:
             'input: use Dense(1, activation="sigmoid"), or as many outputs as '
             f"classes. Received: model {base.name!r}"
         )
+    last = classifier.layers_of(base)[-1:]
+    if head and any(layer.activity_regularizer is not None for layer in last):
+        raise ValueError(
+            f"The `activity_regularizer` of the last layer reads the {head}, "
+            "which the loss leaves out: use one on another layer, or a "
+            f"`kernel_regularizer`. Received: layer {last[0].name!r}"
+        )
 
 
 class MarginModel(RobustModel):
