@@ -67,6 +67,7 @@ def class_labels(y: Any, num_classes: int) -> tf.Tensor:
             "A robust loss needs the labels `y`: class numbers [batch], or "
             f"one-hot rows [batch, {num_classes}]. Received: `y={y!r}`"
         )
+    refuse_words(leaves[0])
     y = tf.convert_to_tensor(leaves[0])
     if y.shape.rank == 2 and y.shape[-1] == num_classes:
         y = tf.cast(y, tf.float32)
@@ -83,15 +84,33 @@ def class_labels(y: Any, num_classes: int) -> tf.Tensor:
     if y.shape.rank != 1:
         raise ValueError(
             f"`y` must hold class numbers [batch] or one-hot rows [batch, "
-            f"{num_classes}]. Received: shape {tuple(y.shape)}"
+            f"{num_classes}]. Received: shape {y.shape}"
         )
     labels = tf.cast(y, tf.int32)
     check = require(
-        tf.reduce_all((labels >= 0) & (labels < num_classes)),
+        tf.reduce_all((labels >= 0) & (labels < num_classes))
+        & tf.reduce_all(tf.cast(labels, y.dtype) == y),
         f"`y` must hold class numbers from 0 to {num_classes - 1}, because "
-        f"the model has {num_classes} outputs.",
+        f"the model has {num_classes} classes.",
     )
     return _after(check, labels)
+
+
+def refuse_words(y: Any) -> None:
+    """Raises if these labels are words, which no loss can read."""
+    dtype = getattr(y, "dtype", None)
+    words = dtype == tf.string
+    if not words and not isinstance(y, tf.Tensor):
+        first = np.asarray(y).ravel()[:1]
+        words = first.dtype.kind in "USO" and isinstance(
+            first[0] if len(first) else None, (str, bytes)
+        )
+    if words:
+        raise ValueError(
+            "`y` must hold class numbers, not words: number the classes "
+            "first, as by `names, y = numpy.unique(y, return_inverse=True)`. "
+            f"Received: labels of type {getattr(dtype, 'name', 'str')}"
+        )
 
 
 def _after(check: tf.Operation | None, tensor: tf.Tensor) -> tf.Tensor:

@@ -38,7 +38,7 @@ def compiled_once(function: Callable[..., Any]) -> Callable:
         shape = [None] * free + list(tensor.shape[free:])
         return tf.TensorSpec(shape, tensor.dtype)
 
-    traced = []
+    traced: list[Callable] = []
 
     def call(*args):
         if not traced:

@@ -14,7 +14,7 @@ PACKAGE = ROOT / "keras_rub"
 # below. The first entry that a module's name starts with counts.
 FLOORS = [
     ["version", "perturbations", "files", "tables", "progress", "tracing"],
-    ["resuming", "checks", "classifier", "models", "loading"],
+    ["resuming", "checks", "classifier", "cautions", "models", "loading"],
     [
         "bounds.program",
         "bounds.activations",

@@ -27,6 +27,13 @@ def net(outputs=3, activation=None):
     )
 
 
+class Own(layers.Dense):
+    """A layer with a `call` of its own, which may do anything."""
+
+    def call(self, inputs):
+        return super().call(inputs) * 2.0
+
+
 def compiled(wrap, **kwargs):
     """A robust model, ready for fit."""
     model = wrap(net(), **kwargs)
@@ -38,21 +45,30 @@ def compiled(wrap, **kwargs):
 @pytest.mark.parametrize(
     ("base", "error", "message"),
     [
-        (lambda: net(activation="softmax"), ValueError, "logits.*softmax"),
-        (lambda: net(activation="sigmoid"), ValueError, "logits.*sigmoid"),
         (
-            lambda: keras.Sequential([net(), layers.Softmax()]),
+            lambda: net(outputs=1, activation="softmax"),
             ValueError,
-            "logits.*softmax",
+            "the same for every input.*sigmoid",
         ),
-        (lambda: net(outputs=1), ValueError, "at least two logits"),
+        (
+            lambda: keras.Sequential(
+                [net(), layers.Softmax(activity_regularizer="l2")]
+            ),
+            ValueError,
+            "`activity_regularizer` of the last layer",
+        ),
+        (
+            lambda: keras.Sequential([net(), Own(3, activation="softmax")]),
+            ValueError,
+            "can't be taken off.*Own",
+        ),
         (lambda: keras.Sequential(), ValueError, "no layers"),
         (lambda: layers.Dense(3), TypeError, "keras.Model.*Dense"),
         (lambda: keras_rub.RUBModel(net()), ValueError, "robust model already"),
         (
             lambda: keras.Sequential([layers.Input((4, 2)), layers.Dense(3)]),
             ValueError,
-            r"one tensor of logits \[batch, K\]",
+            r"one tensor of logits or probabilities \[batch, K\]",
         ),
     ],
 )
@@ -106,9 +122,6 @@ def test_perturbation_set(kwargs, message):
 @pytest.mark.parametrize(
     "loss",
     [
-        keras.losses.SparseCategoricalCrossentropy(),
-        keras.losses.CategoricalCrossentropy(),
-        keras.losses.sparse_categorical_crossentropy,
         keras.losses.CategoricalCrossentropy(
             from_logits=True, label_smoothing=0.1
         ),
@@ -122,6 +135,51 @@ def test_perturbation_set(kwargs, message):
 def test_loss_without_the_property(wrap, loss):
     with pytest.raises(ValueError, match="differences of logits"):
         wrap(net()).compile("sgd", loss)
+
+
+@pytest.mark.parametrize(
+    "wrap", [keras_rub.RUBModel, keras_rub.ARUBModel, keras_rub.PGDModel]
+)
+@pytest.mark.parametrize(
+    ("outputs", "activation", "loss", "message"),
+    [
+        (3, None, keras.losses.SparseCategoricalCrossentropy(), "returns logi"),
+        (3, None, keras.losses.CategoricalCrossentropy(), "returns logits"),
+        (
+            3,
+            None,
+            keras.losses.sparse_categorical_crossentropy,
+            "returns logits",
+        ),
+        (1, None, keras.losses.BinaryCrossentropy(), "returns logits"),
+        (
+            3,
+            "softmax",
+            keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+            "ends with softmax.*from_logits=False",
+        ),
+        (
+            1,
+            "sigmoid",
+            keras.losses.BinaryCrossentropy(from_logits=True),
+            "ends with sigmoid.*from_logits=False",
+        ),
+        (
+            3,
+            "log_softmax",
+            keras.losses.SparseCategoricalCrossentropy(),
+            "returns log-probabilities.*from_logits=True",
+        ),
+        (1, None, "sparse_categorical_crossentropy", "binary cross entropy"),
+        (1, "sigmoid", "categorical_crossentropy", "binary cross entropy"),
+        (3, "sigmoid", "categorical_crossentropy", "a softmax in the sigm"),
+        (3, "softmax", "binary_crossentropy", "categorical cross entropy"),
+    ],
+)
+def test_loss_whose_meaning_is_open(wrap, outputs, activation, loss, message):
+    with pytest.raises(ValueError, match=message) as caught:
+        wrap(net(outputs, activation)).compile("sgd", loss)
+    assert "\n" not in str(caught.value)
 
 
 @BOTH

@@ -268,11 +268,31 @@ def signs_of(base, data, **kwargs):
     ).warnings
 
 
-def test_probabilities_are_seen(data):
-    base = keras.Sequential(
+class HiddenHead(keras.Model):
+    """A subclassed model, at whose end nobody can look."""
+
+    def __init__(self, outputs, activation):
+        super().__init__()
+        self.outputs_of = layers.Dense(outputs, activation=activation)
+
+    def call(self, inputs):
+        return self.outputs_of(inputs)
+
+
+@pytest.mark.parametrize(
+    ("outputs", "activation"), [(10, "softmax"), (1, "sigmoid")]
+)
+def test_probabilities_are_seen(data, outputs, activation):
+    x, y = data
+    base = HiddenHead(outputs, activation)
+    base(x)
+    found = signs_of(base, (x, np.minimum(y, max(outputs, 2) - 1)))
+    assert any("probabilities" in text for text in found)
+    # Where the head can be seen there is nothing to warn of.
+    seen = keras.Sequential(
         [layers.Input((64,)), layers.Dense(10, activation="softmax")]
     )
-    assert any("probabilities" in text for text in signs_of(base, data))
+    assert not any("probabilities" in text for text in signs_of(seen, data))
 
 
 def test_saturation_is_seen(data):

@@ -44,17 +44,26 @@ def softmax_net():
 
 MISTAKES = {
     # Wrapping the wrong thing
-    "a softmax at the end": (
-        lambda: keras_rub.RUBModel(softmax_net()),
-        "must return logits.*softmax.*from_logits=True",
+    "a loss of logits behind a softmax": (
+        lambda: keras_rub.RUBModel(softmax_net()).compile(
+            "sgd",
+            keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        ),
+        "ends with softmax.*from_logits=False",
     ),
     "a class instead of a model": (
         lambda: keras_rub.RUBModel(keras.Sequential),
         "must be a keras.Model",
     ),
-    "one output for two classes": (
-        lambda: keras_rub.RUBModel(net(outputs=1)),
-        "at least two logits.*Dense\\(2\\)",
+    "one output for many classes": (
+        lambda: keras_rub.RUBModel(net(outputs=1)).compile(
+            "sgd", "sparse_categorical_crossentropy"
+        ),
+        "single output.*binary cross entropy",
+    ),
+    "RUB for Linf": (
+        lambda: keras_rub.RUBModel(net(), norm="inf"),
+        "L1 perturbations only.*COAPModel with `norm='inf'`",
     ),
     "wrapping twice": (
         lambda: keras_rub.ARUBModel(keras_rub.RUBModel(net())),
@@ -102,6 +111,11 @@ MISTAKES = {
         "can't be bounded.*SparseCategoricalCrossentropy",
     ),
     "no labels": (lambda: fit(y=None), "needs the labels `y`"),
+    "names as labels": (
+        lambda: fit(y=np.array(["cat", "dog"] * 5)),
+        "class numbers, not words.*return_inverse",
+    ),
+    "half a label": (lambda: fit(y=Y + 0.5), "class numbers from 0 to 2"),
     "labels that are too large": (
         lambda: fit(y=Y + 5),
         "class numbers from 0 to 2",
@@ -119,6 +133,10 @@ MISTAKES = {
     "one sample without the batch axis": (
         lambda: certify(x=X[0], y=None),
         "`x` must have the shape \\[n, 4\\]",
+    ),
+    "names as labels of a certificate": (
+        lambda: certify(y=["cat", "dog"] * 5),
+        "class numbers, not words",
     ),
     "rub in another norm": (
         lambda: certify(norm=2, method="rub"),

@@ -69,7 +69,7 @@ class AdaptivePGD(Attack):
     it is won.
 
     Args:
-        model: a robust model or any built Keras classifier with logits.
+        model: a robust model or any built Keras classifier.
         norm: 1, 2 or `"inf"`. Defaults to `None`, that of a robust model, for
             any other model `"inf"`.
         steps: int. Gradient steps of a run. Defaults to `100`.

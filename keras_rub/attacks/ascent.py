@@ -176,8 +176,9 @@ def gradient_of(
     gradient = tape.gradient(value, points)
     if gradient is None:
         raise ValueError(
-            "The model has no gradient with respect to its input, so a "
-            "gradient attack can't work. Look for a layer that rounds, takes "
-            "an argmax, looks up an embedding or stops the gradient."
+            "The model has no gradient with respect to its input, so neither "
+            "a gradient attack nor a first-order defence can work. Look for a "
+            "layer that rounds, takes an argmax, looks up an embedding or "
+            "stops the gradient."
         )
     return tf.convert_to_tensor(gradient)

@@ -27,8 +27,8 @@ class Attack:
     does; make it once, and call it as often as needed.
 
     Args:
-        model: a robust model or any built Keras classifier with logits
-            [batch, K] as its output.
+        model: a robust model or any built Keras classifier; it is
+            attacked at its logits, before a final softmax or sigmoid.
         norm: 1, 2 or `"inf"`. Shorthand, as are `input_range`, `mask` and
             `weights`: each takes the place of that part of the attacker.
             Defaults to `None`.

@@ -23,7 +23,7 @@ class FoolboxAttack(Attack):
     global seed, which is foolbox's way.
 
     Args:
-        model: a robust model or any built Keras classifier with logits.
+        model: a robust model or any built Keras classifier.
         norm: 1, 2 or `"inf"`. Defaults to `None`, that of a robust model, for
             any other model `"inf"`.
         kind: `"pgd"` or `"fgm"`. Defaults to `"pgd"`.

@@ -20,7 +20,7 @@ class PGD(Attack):
     """Projected gradient ascent with steps of one length.
 
     Args:
-        model: a robust model or any built Keras classifier with logits.
+        model: a robust model or any built Keras classifier.
         norm: 1, 2 or `"inf"`. Defaults to `None`, that of a robust model, for
             any other model `"inf"`.
         steps: int. Gradient steps. Defaults to `40`.

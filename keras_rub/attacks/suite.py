@@ -73,7 +73,7 @@ def make(
 
     Args:
         name: one of `keras_rub.attacks.NAMES`.
-        model: a robust model or any built Keras classifier with logits.
+        model: a robust model or any built Keras classifier.
         norm: as in `Attack`.
         perturbations: as in `Attack`.
         input_range: as in `Attack`.
@@ -105,7 +105,7 @@ class Suite:
     """Several attacks as one: each tries the samples that still stand.
 
     Args:
-        model: a robust model or any built Keras classifier with logits.
+        model: a robust model or any built Keras classifier.
         norm: as in `Attack`.
         attacks: `"paper"`, `"strong"`, or a list of names. Foolbox's attacks
             are left out of `"strong"` where there is a mask or weights, or a

@@ -92,7 +92,9 @@ def certify(
 
     Args:
         model: a robust model, or any Sequential or Functional Keras
-            classifier that returns logits.
+            classifier. A final softmax, log_softmax or sigmoid is left out:
+            margins are those of logits. One output z counts as two classes
+            with the logits [0, z].
         x: array [n, *features], or a `tf.data.Dataset` of batches `x` or
             `(x, y)`.
         y: class numbers [n] or one-hot rows [n, K], or `None`. The classes

@@ -9,6 +9,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from keras_rub import cautions
 from keras_rub.bounds import decision
 from keras_rub.bounds.alpha import LineOptimiser
 from keras_rub.bounds.methods import Method
@@ -29,7 +30,7 @@ def compiled_bounds(
 
     Args:
         model: a robust model, or any Sequential or Functional Keras
-            classifier that returns logits.
+            classifier.
         perturbations: the attacker.
         dtype: `"float32"` or `"float64"`. Defaults to `"float32"`.
         memory_budget: int. Bytes that one chunk of vertices may take.
@@ -46,6 +47,8 @@ def compiled_bounds(
     known = base.__dict__.setdefault("_keras_rub_bounds", {})
     if key not in known:
         problem = Problem.of(base, perturbations, int(memory_budget))
+        cautions.about_precision(base)
+        cautions.about_scale(base, perturbations)
         known[key] = CompiledBounds(problem, dtype)
     return known[key]
 

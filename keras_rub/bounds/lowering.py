@@ -8,6 +8,12 @@ from typing import Any
 import keras
 
 from keras_rub.bounds.program import Program, Symbol
+from keras_rub.classifier import (
+    Classifier,
+    WithoutActivation,
+    has_graph,
+    to_classes,
+)
 
 
 class UnsupportedLayerError(ValueError):
@@ -52,17 +58,22 @@ def lower(model: keras.Model) -> Program:
     """Translates a built Sequential or Functional classifier to a program.
 
     Args:
-        model: built model with one input and one output, logits [batch, K].
+        model: built model with one input and one output [batch, K]; a final
+            softmax, log_softmax or sigmoid is left out.
 
     Returns:
-        The program. It reads the model's variables when it runs, so it stays
-        right while they are trained.
+        The program, which ends with logits: [0, z] where the model has a
+        single output. It reads the model's variables when it runs, so it
+        stays right while they are trained.
     """
     _require_graph(model)
-    program = Program(
-        tuple(model.inputs[0].shape[1:]), model.outputs[0].shape[-1]
-    )
-    program.output = _lower_model(model, [program.input]).index
+    model = Classifier.of(model).network
+    width = model.outputs[0].shape[-1]
+    program = Program(tuple(model.inputs[0].shape[1:]), max(width, 2))
+    output = _lower_model(model, [program.input])
+    if width == 1:
+        output = output.affine(to_classes, to_classes)
+    program.output = output.index
     return program
 
 
@@ -102,13 +113,16 @@ def _lower_model(model: keras.Model, inputs: list[Symbol]) -> Symbol:
 def _lower_operation(operation, args, program: Program) -> Symbol:
     if isinstance(operation, keras.Model):
         return _lower_model(operation, keras.tree.flatten(args))
+    seen = operation
+    if isinstance(operation, WithoutActivation):
+        operation, seen = operation.layer, operation.linear
     for layer_type in type(operation).__mro__:
         if layer_type in _RULES:
             inherited = getattr(layer_type, "call", None)
             if type(operation).call is not inherited:
                 raise unsupported(operation, "with a `call` of its own")
             program.layer = operation.name
-            return _RULES[layer_type](operation, *args)
+            return _RULES[layer_type](seen, *args)
     raise unsupported(operation)
 
 
@@ -125,21 +139,13 @@ def unsupported(layer, detail: str = "") -> UnsupportedLayerError:
 
 
 def _require_graph(model: keras.Model) -> None:
-    if not _is_graph(model):
+    if not has_graph(model):
         raise UnsupportedLayerError(
             f"The RUB bound needs a Sequential or Functional model, whose "
             f"layers it can read one by one. Received: {model.name!r} of type "
             f"{type(model).__name__}. Rebuild it with the functional API, or "
             "use keras_rub.ARUBModel, which needs gradients only."
         )
-
-
-def _is_graph(model: keras.Model) -> bool:
-    # A Sequential or Functional model knows its symbolic inputs and outputs; a
-    # subclassed one that was only called does not.
-    return bool(getattr(model, "inputs", None)) and bool(
-        getattr(model, "outputs", None)
-    )
 
 
 def _nodes_in_order(model: keras.Model) -> list[Any]:

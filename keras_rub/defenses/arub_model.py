@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import keras
+import tensorflow as tf
 
+from keras_rub.attacks.ascent import gradient_of
 from keras_rub.bounds.first_order import first_order_margins
 from keras_rub.defenses.robust_model import (
     MarginModel,
@@ -28,7 +30,8 @@ class ARUBModel(MarginModel):
     certificate: use `keras_rub.RUBModel` for a bound that holds.
 
     Args:
-        base: `keras.Model` with logits [batch, K] as its output.
+        base: `keras.Model` with logits or probabilities [batch, K] as its
+            output.
         rho: float or function of the step. The radius, in the units of the
             base model's input. Defaults to `0.1`.
         norm: 1, 2 or `"inf"`. The norm of the perturbation. Defaults to
@@ -81,9 +84,16 @@ class ARUBModel(MarginModel):
             **kwargs,
         )
         self.competitors = count_or_all("competitors", competitors)
+        self._has_gradient = False  # not known yet
         self.setup()
 
     def search(self, x, labels, rho, training=False):
+        if not self._has_gradient:
+            with tf.GradientTape() as tape:
+                tape.watch(x)
+                logits = self.logits_of(x)
+            gradient_of(tape, logits, x)
+            self._has_gradient = True
         return self.drawn_competitors if training else "all"
 
     def robust_outputs(self, x, labels, rho, found):

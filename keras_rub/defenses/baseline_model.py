@@ -7,6 +7,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from keras_rub.attacks.ascent import gradient_of
 from keras_rub.defenses.robust_model import (
     RobustModel,
     Schedule,
@@ -25,7 +26,8 @@ class BaselineModel(RobustModel):
     the reference that the paper calls Baseline. It proves nothing.
 
     Args:
-        base: `keras.Model` with logits [batch, K] as its output.
+        base: `keras.Model` with logits or probabilities [batch, K] as its
+            output.
         rho: float or function of the step. The radius, in the units of the
             base model's input. Defaults to `0.1`.
         norm: 1, 2 or `"inf"`. The norm of the perturbation. Defaults to
@@ -73,7 +75,7 @@ class BaselineModel(RobustModel):
         # The loss is a mean (or a weighted one) of the samples' losses, so
         # the gradient by one sample's input is its own, equally weighted.
         size = tf.TensorShape(x.shape[1:]).num_elements()
-        gradient = tf.reshape(tape.gradient(value, x), [-1, size])
+        gradient = tf.reshape(gradient_of(tape, value, x), [-1, size])
         steepest = self.perturbations.support(gradient, tuple(x.shape[1:]))
         penalty = step.rho * tf.reduce_sum(steepest)
         return lambda: loss(outputs) + penalty

@@ -22,7 +22,8 @@ class PGDModel(RobustModel):
     proves nothing: a stronger attack may find more.
 
     Args:
-        base: `keras.Model` with logits [batch, K] as its output.
+        base: `keras.Model` with logits or probabilities [batch, K] as its
+            output.
         rho: float or function of the step. The radius, in the units of the
             base model's input. Defaults to `0.1`.
         norm: 1, 2 or `"inf"`. The norm of the perturbation. Defaults to
@@ -155,7 +156,8 @@ class FGSMModel(PGDModel):
     `PGDModel`.
 
     Args:
-        base: `keras.Model` with logits [batch, K] as its output.
+        base: `keras.Model` with logits or probabilities [batch, K] as its
+            output.
         rho: float or function of the step. The radius. Defaults to `0.1`.
         norm: 1, 2 or `"inf"`. Defaults to `"inf"`.
         **kwargs: other arguments of `PGDModel`, such as `input_range`.

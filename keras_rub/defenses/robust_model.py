@@ -9,23 +9,19 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_rub import checks, classifier
+from keras_rub import cautions, checks, classifier
+from keras_rub.defenses.losses import (
+    grows_away_from_label,
+    grows_with_margins,
+    on_logits,
+)
 from keras_rub.metrics import CertifiedAccuracy
 from keras_rub.perturbations import PerturbationSet, attacker_of, check_rho
 
 Schedule = Callable[[Any], Any]
 
-# On a model whose output is logits these names can only mean one thing.
-_LOGIT_LOSSES = {
-    "sparse_categorical_crossentropy": (
-        keras.losses.SparseCategoricalCrossentropy
-    ),
-    "SparseCategoricalCrossentropy": (
-        keras.losses.SparseCategoricalCrossentropy
-    ),
-    "categorical_crossentropy": keras.losses.CategoricalCrossentropy,
-    "CategoricalCrossentropy": keras.losses.CategoricalCrossentropy,
-}
+# Metrics that compare one output with 0.5, which is 0 for a logit.
+_THRESHOLD_METRICS = ("accuracy", "acc", "binary_accuracy")
 
 
 class Step(NamedTuple):
@@ -47,9 +43,18 @@ class RobustModel(keras.Model):
     robust loss is, in `robust_loss`.
 
     If `base` is compiled, the new model is compiled with the same settings
-    (and a fresh optimizer); otherwise call `compile` as usual. The names
-    `"sparse_categorical_crossentropy"` and `"categorical_crossentropy"` mean
-    the losses on logits here, because logits are what `base` must return.
+    (and a fresh optimizer); otherwise call `compile` as usual.
+
+    A final softmax, log_softmax or sigmoid of `base` is read as what it is:
+    predictions and metrics have it, while bounds, attacks and losses work on
+    the logits before it. A cross entropy on probabilities then means the same
+    one on logits. Where `base` returns logits, the names of cross entropies
+    (`"sparse_categorical_crossentropy"`, `"binary_crossentropy"`) mean those
+    on logits.
+
+    One output z is two classes with the logits [0, z]: labels are 0 and 1,
+    the loss is a binary one, and margins [batch, 2] are those of both. The
+    name `"accuracy"` then compares with the output that stands for 50 %.
 
     `fit` and `evaluate` report `loss` (the one that is minimised),
     `clean_loss`, the compiled metrics on the clean inputs, and `rho`.
@@ -60,7 +65,8 @@ class RobustModel(keras.Model):
     the step, and without dropout.
 
     Args:
-        base: `keras.Model` with logits [batch, K] as its output, K >= 2.
+        base: `keras.Model` with logits or probabilities [batch, K] as its
+            output.
         rho: float, or a function of the training step such as a
             `keras.optimizers.schedules.LearningRateSchedule`. The radius, in
             the units of the base model's input. Defaults to `0.1`.
@@ -89,6 +95,7 @@ class RobustModel(keras.Model):
         self.base = base
         self.perturbations = perturbations
         self.num_classes = 0  # not known yet
+        self.width = classifier.width_of(base)
         self._schedules: dict[str, Schedule] = {}
         self._numbers: dict[str, tf.Variable] = {}
         self._set("rho", rho)
@@ -212,9 +219,10 @@ class RobustModel(keras.Model):
                     f"hold numbers. Received: {loss_weights!r}; write "
                     "`metrics=` in front of metrics."
                 )
-        loss = keras.tree.map_structure(_on_logits, loss)
-        if loss is not None:
-            self.check_loss(loss)
+        # Past Keras's bookkeeping: what the user said, for saving.
+        self.__dict__["_own_loss"] = loss
+        loss = self._loss_on_logits(loss)
+        metrics = self._metrics_of_outputs(metrics)
         super().compile(optimizer, loss, loss_weights, metrics, *args, **kwargs)
         # Compiled metrics are Keras's to track: past its own bookkeeping.
         self.__dict__["_input_metrics"] = [
@@ -228,6 +236,38 @@ class RobustModel(keras.Model):
             # Else Keras does so inside the first step, which TensorFlow then
             # traces twice.
             self.optimizer.build(self.trainable_variables)
+
+    def _loss_on_logits(self, loss):
+        """The compiled loss as a loss of logits, checked."""
+        if loss is None:
+            return None
+        base = self.base
+        head, width = classifier.head_of(base), self.width
+        seen = classifier.has_graph(base) or isinstance(base, keras.Sequential)
+        loss = keras.tree.map_structure(
+            lambda one: on_logits(one, head, width, seen), loss
+        )
+        self.check_loss(loss)
+        return loss
+
+    def _metrics_of_outputs(self, metrics):
+        if self.width != 1 or classifier.head_of(self.base) is not None:
+            return metrics
+
+        def at_zero(metric):
+            if metric not in _THRESHOLD_METRICS:
+                return metric
+            return keras.metrics.BinaryAccuracy(name=metric, threshold=0.0)
+
+        return keras.tree.map_structure(
+            lambda one: at_zero(one) if isinstance(one, str) else one, metrics
+        )
+
+    def get_compile_config(self):
+        config = super().get_compile_config()
+        if config:
+            config["loss"] = keras.saving.serialize_keras_object(self._own_loss)
+        return config
 
     def compile_from_config(self, config):
         # Keras skips this for a class with its own `compile`.
@@ -248,10 +288,13 @@ class RobustModel(keras.Model):
 
     @checks.with_clear_errors
     def fit(self, *args, **kwargs):
+        _refuse_words(*args, **kwargs)
+        cautions.about_scale(self.base, self.perturbations)
         return super().fit(*args, **kwargs)
 
     @checks.with_clear_errors
     def evaluate(self, *args, **kwargs):
+        _refuse_words(*args, **kwargs)
         return super().evaluate(*args, **kwargs)
 
     @checks.with_clear_errors
@@ -292,6 +335,7 @@ class RobustModel(keras.Model):
         features = self._features(x)
         rho, mix = self._in_force("rho"), self._in_force("mix")
         labels = checks.class_labels(y, self.num_classes)
+        self._check_label_shape(y)
         # The user's loss reads y itself: let that wait for the checks too.
         with tf.control_dependencies([labels]):
             y = keras.tree.map_structure(tf.identity, y)
@@ -303,7 +347,7 @@ class RobustModel(keras.Model):
             return self.compute_loss(
                 x=x,
                 y=y,
-                y_pred=outputs,
+                y_pred=classifier.from_classes(outputs, self.width),
                 sample_weight=sample_weight,
                 training=training,
             )
@@ -312,15 +356,24 @@ class RobustModel(keras.Model):
         # search did; the losses last, so that both count the regularisation
         # of one and the same pass.
         robust_loss = self.robust_loss(loss, step)
-        y_pred = self(x, training=training)
+        logits, y_pred = self._clean_pass(x, training)
         if self._mixes:
-            clean, robust = loss(y_pred), robust_loss()
+            clean, robust = loss(logits), robust_loss()
             mix = tf.cast(step.mix, robust.dtype)
             total = mix * robust + (1.0 - mix) * clean
         else:
             # Without a weight the clean loss needs no gradient.
-            clean, total = loss(tf.stop_gradient(y_pred)), robust_loss()
+            clean, total = loss(tf.stop_gradient(logits)), robust_loss()
         return y_pred, {"loss": total, "clean_loss": clean}
+
+    def _clean_pass(self, x, training):
+        """Logits [batch, K] and the user's own outputs, by one pass."""
+        found = classifier.Classifier.of(self.base)
+        if found.head is None:
+            raw = self(x, training=training)
+        else:
+            raw = found.network(_as_float(x), training=training)
+        return classifier.to_classes(raw), found.outputs(raw)
 
     def _logs(self, x, y, y_pred, sample_weight, losses, step):
         for metric in self._input_metrics:
@@ -397,7 +450,7 @@ class RobustModel(keras.Model):
         return features
 
     def logits_of(self, features: tf.Tensor) -> tf.Tensor:
-        """The base model's inference-mode outputs for the perturbed tensor."""
+        """Inference-mode logits [batch, K] for the perturbed tensor."""
         return classifier.logits_of(self.base, features)
 
     def prepare(self) -> None:
@@ -405,19 +458,29 @@ class RobustModel(keras.Model):
         if self.num_classes:
             return
         shapes = self._output_shapes or ()
-        if len(shapes) != 1 or len(shapes[0]) != 2:
+        if len(shapes) != 1 or len(shapes[0]) != 2 or shapes[0][-1] is None:
             raise ValueError(
-                "`base` must return one tensor of logits [batch, K]. "
-                f"Received: output shapes {list(shapes)}"
+                "`base` must return one tensor of logits or probabilities "
+                f"[batch, K]. Received: output shapes {list(shapes)}"
             )
-        if shapes[0][-1] is None or shapes[0][-1] < 2:
+        width = shapes[0][-1]
+        _check_head(self.base, width)
+        known = self.width is not None
+        self.width = width
+        self.num_classes = max(width, 2)
+        if self.compiled and not known:
+            # What could not be checked before the shapes were known.
+            with tf.init_scope():
+                self._loss_on_logits(self._own_loss)
+
+    def _check_label_shape(self, y) -> None:
+        (y,) = keras.tree.flatten(y)
+        if self.width == 1 and len(y.shape) == 2 and y.shape[-1] != 1:
             raise ValueError(
-                "`base` must return at least two logits, one a class. "
-                f"Received: output shape {shapes[0]}. For two classes use "
-                "Dense(2) and a categorical cross entropy."
+                "`y` must hold the classes 0 and 1, [batch] or [batch, 1], "
+                "because `base` has one output. "
+                f"Received: shape {tuple(y.shape)}"
             )
-        classifier.check_logits(self.base)
-        self.num_classes = shapes[0][-1]
 
     # Saving -----------------------------------------------------------------
 
@@ -478,10 +541,10 @@ def attacker_without_range(
     return attacker
 
 
-def _on_logits(loss):
-    if isinstance(loss, str) and loss in _LOGIT_LOSSES:
-        return _LOGIT_LOSSES[loss](from_logits=True)
-    return loss
+def _refuse_words(x=None, y=None, *args, **kwargs):
+    """Labels are words: said before Keras fails to make a tensor of them."""
+    if y is not None:
+        checks.refuse_words(y)
 
 
 def _fresh_copy(setting):
@@ -517,7 +580,24 @@ def _check_base(base: Any) -> None:
         raise ValueError(
             f"`base` has no layers. Received: the empty model {base.name!r}"
         )
-    classifier.check_logits(base)
+    _check_head(base, classifier.width_of(base))
+
+
+def _check_head(base: keras.Model, width: int | None) -> None:
+    head = classifier.head_of(base)
+    if width == 1 and head in ("softmax", "log_softmax"):
+        raise ValueError(
+            f"`base` has one output with a {head}, which is the same for every "
+            'input: use Dense(1, activation="sigmoid"), or as many outputs as '
+            f"classes. Received: model {base.name!r}"
+        )
+    last = classifier.layers_of(base)[-1:]
+    if head and any(layer.activity_regularizer is not None for layer in last):
+        raise ValueError(
+            f"The `activity_regularizer` of the last layer reads the {head}, "
+            "which the loss leaves out: use one on another layer, or a "
+            f"`kernel_regularizer`. Received: layer {last[0].name!r}"
+        )
 
 
 class MarginModel(RobustModel):
@@ -578,49 +658,23 @@ class MarginModel(RobustModel):
                 f"Received: `loss={loss!r}`"
             )
         function = keras.losses.get(losses[0])
-        if not _is_monotone_in_margins(function, self.num_classes or 4):
+        bounded = self.width != 1 and grows_with_margins(
+            function, self.num_classes or self.width or 4
+        )
+        if not bounded and self.width in (1, None):
+            bounded = grows_away_from_label(function)
+        if not bounded:
             name = getattr(
                 function, "name", getattr(function, "__name__", function)
+            )
+            wanted = (
+                "BinaryCrossentropy"
+                if self.width == 1
+                else "SparseCategoricalCrossentropy or CategoricalCrossentropy"
             )
             raise ValueError(
                 f"Loss {name!r} can't be bounded by worst-case margins: it "
                 "must depend on differences of logits only and grow with "
-                "each z_k - z_y. Use keras.losses."
-                "SparseCategoricalCrossentropy(from_logits=True) or "
-                "CategoricalCrossentropy(from_logits=True), without label "
+                f"each z_k - z_y. Use keras.losses.{wanted}, without label "
                 f"smoothing. Received: `loss={loss!r}`"
             )
-
-
-def _is_monotone_in_margins(loss: Callable, num_classes: int) -> bool:
-    """Tries the loss on a few logits; also works for a user's own loss."""
-    rng = np.random.default_rng(0)
-    logits = rng.normal(scale=2.0, size=num_classes)
-    label = num_classes - 1
-    margins = logits - logits[label]
-    # Far below 0 a smoothed label pulls a margin up again.
-    low = np.where(np.arange(num_classes) == label, 0.0, -10.0)
-    raised = [
-        start + step * np.eye(num_classes)[k]
-        for start, step in ((margins, 1.0), (low, 5.0))
-        for k in range(min(label, 4))
-    ]
-    for y in (label, np.eye(num_classes, dtype="float32")[label]):
-
-        def value(row, y=y):
-            found = loss(tf.constant([y]), tf.constant([row], "float32"))
-            return float(keras.ops.mean(found))
-
-        try:
-            at_logits, at_margins, at_low = map(value, (logits, margins, low))
-            at_raised = np.array([value(row) for row in raised])
-        except Exception:  # the loss wants labels of the other form
-            continue
-        half = len(raised) // 2
-        if (
-            np.isclose(at_logits, at_margins, rtol=1e-4, atol=1e-5)
-            and np.all(at_raised[:half] > at_margins)
-            and np.all(at_raised[half:] >= at_low)
-        ):
-            return True
-    return False

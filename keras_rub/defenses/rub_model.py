@@ -48,10 +48,13 @@ class RUBModel(MarginModel):
     at chance. See `keras_rub.callbacks.RhoSchedule`, or pass a schedule.
 
     Args:
-        base: Sequential or Functional `keras.Model` with logits [batch, K] as
-            its output, made of layers that have a rule.
+        base: Sequential or Functional `keras.Model` with logits or
+            probabilities [batch, K] as its output, made of layers that have a
+            rule.
         rho: float or function of the step. The radius, in the units of the
             base model's input. Defaults to `0.1`.
+        norm: 1. There for the sake of the other defences, which know more
+            norms. Defaults to `None`, 1.
         mix: float in [0, 1] or function of the step. The weight of the robust
             loss. Defaults to `1.0`.
         input_range: pair `(low, high)`, or `None`. The valid inputs, which an
@@ -91,6 +94,7 @@ class RUBModel(MarginModel):
         self,
         base: keras.Model,
         rho: float | Schedule = 0.1,
+        norm: int | str | None = None,
         *,
         mix: float | Schedule = 1.0,
         input_range: tuple[Any, Any] | None = None,
@@ -110,14 +114,15 @@ class RUBModel(MarginModel):
         attacker = attacker_of(
             None,
             perturbations,
+            norm=norm,
             mask=mask,
             weights=weights,
             input_range=input_range,
         )
         if attacker.norm != 1:
             raise ValueError(
-                "RUBModel bounds L1 perturbations only; use ARUBModel or "
-                "COAPModel for another norm. "
+                "RUBModel bounds L1 perturbations only; for another norm use "
+                f"ARUBModel or COAPModel with `norm={attacker.norm!r}`. "
                 f"Received: `perturbations={attacker!r}`"
             )
         super().__init__(

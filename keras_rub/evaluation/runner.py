@@ -7,6 +7,7 @@ from typing import Any
 
 import keras
 import numpy as np
+import tensorflow as tf
 
 from keras_rub import attacks as attack_module
 from keras_rub import checks
@@ -28,7 +29,7 @@ from keras_rub.progress import Progress
 def evaluate(
     model: keras.Model,
     x: Any,
-    y: Any,
+    y: Any = None,
     *,
     radii: Sequence[float] | Mapping[Any, Sequence[float]],
     norms: Iterable[int | str] | None = None,
@@ -47,9 +48,10 @@ def evaluate(
     """Clean, attacked and certified accuracy, per norm and radius.
 
     Args:
-        model: a robust model or any built Keras classifier with logits.
-        x: array [n, *features].
-        y: class numbers [n] or one-hot rows [n, K].
+        model: a robust model or any built Keras classifier.
+        x: array [n, *features], or a `tf.data.Dataset` of batches `(x, y)`.
+        y: class numbers [n] or one-hot rows [n, K]. Defaults to `None`: those
+            of the data set.
         radii: list of radii for all norms, or a dict from the norm to its
             own list. A radius means itself, in the units of the model's
             input; see `paper_radius` for the paper's numbers.
@@ -87,6 +89,7 @@ def evaluate(
     print(result)
     ```
     """
+    x, y = _arrays(x, y)
     attacker = attacker_of(
         model,
         perturbations,
@@ -154,6 +157,32 @@ def evaluate(
         signs=seen,
         examples=kept,
         notes=tuple(notes),
+    )
+
+
+def _arrays(x, y) -> tuple[Any, Any]:
+    """The samples of a data set, or these."""
+    if not isinstance(x, tf.data.Dataset):
+        if y is None:
+            raise ValueError(
+                "`y` must hold the true classes: accuracy can't be told "
+                "without. Received: `y=None`"
+            )
+        return x, y
+    if y is not None:
+        raise ValueError(
+            "`y` must be None when `x` is a tf.data.Dataset, which holds its "
+            "own labels."
+        )
+    pairs = [pair for pair in x if isinstance(pair, (tuple, list))]
+    if not pairs or len(pairs[0]) < 2:
+        raise ValueError(
+            "`x` must be a tf.data.Dataset of batches `(x, y)`. "
+            f"Received: elements {x.element_spec}"
+        )
+    return tuple(
+        np.concatenate([np.asarray(pair[part]) for pair in pairs])
+        for part in (0, 1)
     )
 
 

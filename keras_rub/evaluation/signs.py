@@ -121,11 +121,16 @@ def look(
         survives_huge=None
         if some.mask is not None
         else _survives_huge(model, x, labels, some, batch_size),
-        probabilities=bool(
-            logits.min() >= 0
-            and np.allclose(logits.sum(axis=-1), 1.0, atol=1e-3)
-        ),
+        probabilities=_look_like_probabilities(logits),
     )
+
+
+def _look_like_probabilities(logits) -> bool:
+    if logits.shape[-1] == 2 and not np.any(logits[:, 0]):
+        # One output z, which stands for [0, z].
+        return bool(np.all((logits >= 0) & (logits <= 1)))
+    sums = logits.sum(axis=-1)
+    return bool(logits.min() >= 0 and np.allclose(sums, 1.0, atol=1e-3))
 
 
 class _Watcher:
@@ -208,8 +213,9 @@ def _warnings_of_samples(result):
     right = result.predicted == result.labels
     if result.signs.probabilities:
         yield (
-            "The outputs look like probabilities (each row sums to 1). Attacks "
-            "and certificates expect logits: take the softmax off."
+            "The outputs look like probabilities, but no softmax or sigmoid "
+            "can be seen at the end of the model. Attacks and certificates "
+            "take them for logits: return logits."
         )
     share = np.mean(result.signs.zero_gradient[right]) if right.any() else 0.0
     if share > _FEW:

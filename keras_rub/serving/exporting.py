@@ -17,9 +17,8 @@ from keras_rub.bounds import methods
 from keras_rub.bounds.certification import check_search
 from keras_rub.classifier import (
     base_of,
-    check_logits,
     input_shape,
-    logits_of,
+    outputs_of,
 )
 from keras_rub.loading import KERAS_COPY
 from keras_rub.perturbations import PerturbationSet, attacker_of
@@ -72,6 +71,9 @@ def export(
     | `certify` | x, rho [batch] | class, certified, margin |
     | `certified_radius` | x | class, radius |
 
+    A model with one output is served as one of two classes: the logits are
+    [0, z] and the probabilities those of both.
+
     All inputs are float32 and all tensors begin with the batch, of any size.
     Numbers are those of `keras_rub.certify` and
     `keras_rub.certified_radius` for the same norm, method and limits. Where
@@ -80,8 +82,7 @@ def export(
     infinite and the radius 0.
 
     Args:
-        model: a robust model, or any built Keras classifier that returns
-            logits.
+        model: a robust model, or any built Keras classifier.
         path: the folder of all versions, such as `"models/digits"`.
         version: int, or `None`. Defaults to `None`, the next free number.
         signatures: which of the table. Certificates need a Sequential or
@@ -303,7 +304,7 @@ def _with_preprocessing(base, preprocessing) -> keras.Model:
     if getattr(preprocessing, "inputs", None):
         shape = tuple(preprocessing.inputs[0].shape[1:])
     x = keras.Input(shape, name="x")
-    return keras.Model(x, logits_of(base, preprocessing(x)), name=base.name)
+    return keras.Model(x, outputs_of(base, preprocessing(x)), name=base.name)
 
 
 def _check_shapes(network) -> tuple[tuple[int | None, ...], int]:
@@ -318,15 +319,14 @@ def _check_shapes(network) -> tuple[tuple[int | None, ...], int]:
     if known:
         outputs = network.outputs
     else:
-        outputs = keras.tree.flatten(logits_of(network, tf.zeros([1, *shape])))
+        outputs = keras.tree.flatten(outputs_of(network, tf.zeros([1, *shape])))
     shapes = [tuple(output.shape) for output in outputs]
-    if len(shapes) != 1 or len(shapes[0]) != 2 or (shapes[0][1] or 0) < 2:
+    if len(shapes) != 1 or len(shapes[0]) != 2 or shapes[0][1] is None:
         raise ValueError(
-            "`model` must return one tensor of logits [batch, K] with K of at "
-            f"least 2. Received: output shapes {shapes}"
+            "`model` must return one tensor of logits or probabilities "
+            f"[batch, K]. Received: output shapes {shapes}"
         )
-    check_logits(network)
-    return shape, shapes[0][1]
+    return shape, max(shapes[0][1], 2)
 
 
 def _with_own_units(model, preprocessing, perturbations):

@@ -17,7 +17,12 @@ import tensorflow as tf
 from keras_rub.bounds import UnsupportedLayerError, decision
 from keras_rub.bounds.compiled import compiled_bounds
 from keras_rub.bounds.methods import Method
-from keras_rub.classifier import input_shape, logits_of
+from keras_rub.classifier import (
+    head_of,
+    input_shape,
+    logits_of,
+    width_of,
+)
 from keras_rub.perturbations import PerturbationSet
 
 SIGNATURES = ("serving_default", "certify", "certified_radius")
@@ -32,8 +37,10 @@ _MOST_ROWS = 1024
 def predict(network: keras.Model, x: tf.Tensor) -> dict[str, tf.Tensor]:
     """Logits and probabilities [batch, K], and the class [batch].
 
+    One output z is served as two classes with the logits [0, z].
+
     Args:
-        network: built classifier that returns logits.
+        network: built classifier.
         x: float32 tensor [batch, *features].
 
     Returns:
@@ -41,9 +48,11 @@ def predict(network: keras.Model, x: tf.Tensor) -> dict[str, tf.Tensor]:
         finite.
     """
     logits = tf.cast(logits_of(network, x), tf.float32)
+    each_by_itself = head_of(network) == "sigmoid" and width_of(network) != 1
+    to_probabilities = tf.nn.sigmoid if each_by_itself else tf.nn.softmax
     return {
         "logits": logits,
-        "probabilities": tf.nn.softmax(logits),
+        "probabilities": to_probabilities(logits),
         "class": _class_of(x, logits),
     }
 
@@ -52,8 +61,8 @@ class Certifier:
     """Certificates of one network, with numbers as `keras_rub.certify` gives.
 
     Args:
-        network: built Sequential or Functional classifier that returns
-            logits, of a fixed input shape.
+        network: built Sequential or Functional classifier of a fixed input
+            shape.
         perturbations: the attacker.
         method: one that can be part of a graph.
         tolerance: as in `keras_rub.certified_radius`.
