@@ -13,6 +13,7 @@ from keras import layers
 from sklearn.datasets import load_digits
 
 import keras_rub
+from keras_rub.bounds import radii
 from keras_rub.bounds.compiled import compiled_bounds
 from tests import sampling
 
@@ -401,6 +402,107 @@ def test_certified_radius(kind, norm, rng):
     assert open_.any()
     outside = keras_rub.certify(model, x, y, rho=radius * 1.02, **settings)
     assert not outside.certified[open_].any()
+
+
+LIMITS = {
+    "plain": {},
+    "range": {"input_range": (0.0, 1.0)},
+    "mask": {"mask": [1, 0, 1, 1, 0]},
+}
+
+
+@pytest.mark.parametrize(
+    ("norm", "method"),
+    [
+        (norm, method)
+        for norm in (1, 2, "inf")
+        for method in keras_rub.bounds.methods.names(norm)
+    ],
+)
+@pytest.mark.parametrize("limits", LIMITS)
+def test_certify_proves_the_radius(norm, method, limits, rng):
+    model = network("mlp")
+    randomise(model, 11)
+    x, y = samples(model, rng, count=10)
+    y[0] = (y[0] + 1) % 3
+    settings = {"norm": norm, "verbose": 0, **LIMITS[limits]}
+    radius = keras_rub.certified_radius(
+        model, x, y, method=method, max_radius=2.5, **settings
+    )
+    assert radius[0] == 0.0 and np.all(radius[1:] > 0.0)
+    assert np.all(radius <= 2.5)
+    settings.update(method=method, decide_only=True)
+    inside = keras_rub.certify(model, x, y, rho=radius, **settings)
+    np.testing.assert_array_equal(inside.certified, radius > 0.0)
+    outside = keras_rub.certify(model, x, y, rho=radius * 1.0102, **settings)
+    assert not outside.certified[radius < 2.5].any()
+
+
+@pytest.mark.parametrize("kind", ["mlp", "cnn"])
+def test_dear_stages_only_add_to_the_radius(kind, rng):
+    model = network(kind)
+    randomise(model, 12)
+    x, y = samples(model, rng, count=12)
+    radius = {
+        method: keras_rub.certified_radius(model, x, y, method=method)
+        for method in ("rub", "alpha-rub", "auto")
+    }
+    assert np.all(radius["alpha-rub"] >= radius["rub"])
+    assert np.all(radius["auto"] >= radius["rub"])
+    assert np.any(radius["auto"] > radius["rub"])
+
+
+@pytest.mark.parametrize("method", ["rub", "crown", "auto"])
+def test_radius_without_a_limit_is_the_largest(method, rng):
+    model = network("mlp")
+    randomise(model, 13)
+    x, y = samples(model, rng, count=4)
+    y[0] = (y[0] + 1) % 3
+    radius = keras_rub.certified_radius(
+        model, x, y, method=method, mask=np.zeros(5, bool), max_radius=70.0
+    )
+    np.testing.assert_array_equal(radius, [0.0, 70.0, 70.0, 70.0])
+
+
+@pytest.mark.parametrize("tolerance", [0.3, 1e-2, 1e-4])
+@pytest.mark.parametrize("factor", [0.0, 1e-6, 0.5, 0.99, 1.01, 3.0, 1e9])
+def test_no_guess_changes_the_radius(tolerance, factor):
+    """The answer is that of bisection; a good guess takes two tests."""
+    true = np.array([3e-10, 2e-4, 0.7, 1.0, 5.3, 40.0, 200.0])
+    usable = tf.constant([True] * 6 + [True])
+    tests = []
+
+    def search(guess, proved=None):
+        tests.clear()
+
+        def prove(rows, rho):
+            tests.append(rho.numpy())
+            return rho <= tf.gather(true, rows)
+
+        return radii.largest_radius(
+            prove, usable, guess, tolerance, 100.0, proved=proved
+        ).numpy()
+
+    expected = search(true)
+    assert len(tests) <= 2
+    assert expected[0] == 0.0 and expected[-1] == 100.0
+    assert np.all(expected <= true)
+    assert np.all(expected[1:-1] >= true[1:-1] * (1.0 - tolerance))
+    np.testing.assert_array_equal(search(true * factor), expected)
+    np.testing.assert_array_equal(search(true * factor, expected), expected)
+
+
+@pytest.mark.parametrize("power", [0.5, 1.0, 3.0])
+def test_zero_of_a_rising_function(power):
+    true = np.array([1e-4, 0.3, 1.0, 90.0])
+    found = radii.zero_of(
+        lambda rho: (rho / true) ** power - 1.0,
+        tf.constant([1.0, 1.0, 1.0, 20.0], tf.float64),
+        -tf.ones(4, tf.float64),
+        tf.constant(1e-3, tf.float64),
+        tf.constant(50.0, tf.float64),
+    )
+    np.testing.assert_allclose(found[1:], [0.3, 1.0, 50.0], rtol=0.01)
 
 
 def test_radius_of_a_linear_network_is_exact():

@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from keras_rub.bounds import screening
 from keras_rub.bounds.program import Convex
+from keras_rub.bounds.radii import zero_of
 from keras_rub.bounds.vertices import VertexBound, WorstCase
 from keras_rub.tracing import compiled_once
 
@@ -27,12 +28,18 @@ _WORKING_SET = 24
 _STEP_SIZE = 0.2
 _MOMENTUM = 0.7
 
+# For a guess: vertices that are added in a round without a look at all of
+# them, and how close the radius is to where its lines end.
+_ADDED = 8
+_ACCURACY = 1e-3
+
 
 class LineOptimiser:
     """Lowers one margin a sample by moving the lines of its bound.
 
     Args:
-        make_bound: function `(x, labels, rho, choices)` to a `VertexBound`.
+        make_bound: function `(x, labels, rho, choices, drawn)` to a
+            `VertexBound`, as `Problem.vertex_bound`.
     """
 
     def __init__(self, make_bound: Callable[..., VertexBound]):
@@ -41,6 +48,7 @@ class LineOptimiser:
         self._begin = compiled_once(self._begin_traced)
         self._step = compiled_once(self._step_traced)
         self._scan = compiled_once(self._scan_traced)
+        self._reach = compiled_once(self._reach_traced)
 
     def __call__(
         self,
@@ -48,6 +56,7 @@ class LineOptimiser:
         labels: tf.Tensor,
         rho: tf.Tensor,
         columns: tf.Tensor,
+        enough: tf.Tensor | None = None,
     ) -> tf.Tensor:
         """Bounds of one margin a sample, with lines of its own.
 
@@ -57,6 +66,8 @@ class LineOptimiser:
             rho: tensor [batch].
             columns: int tensor [batch]. The competitor of each sample whose
                 margin is to be lowered.
+            enough: tensor [batch], or `None`. Work ends on a margin below
+                this. Defaults to `None`, it never does.
 
         Returns:
             Tensor [batch].
@@ -64,12 +75,49 @@ class LineOptimiser:
         data = (x, labels, rho, columns)
         choices, working = self._begin(*data)
         best, worst = self._scan(*data, choices)
+        result, rows = best, tf.range(tf.shape(labels)[0])
         for _ in range(_ROUNDS):
+            if enough is not None:
+                going = tf.where(~(best < tf.gather(enough, rows)))[:, 0]
+                if not len(going):
+                    break
+                data, choices, working, worst, best, rows = _take(
+                    (data, choices, working, worst, best, rows), going
+                )
             working = tf.concat([working, worst], axis=1)
             choices = self._descend(data, choices, working)
             found, worst = self._scan(*data, choices)
             best = tf.where(found < best, found, best)
-        return best
+            result = tf.tensor_scatter_nd_update(result, rows[:, None], best)
+        return result
+
+    def guess_radius(
+        self,
+        x: tf.Tensor,
+        labels: tf.Tensor,
+        rho: tf.Tensor,
+        columns: tf.Tensor,
+        largest: tf.Tensor,
+    ) -> tf.Tensor:
+        """About the largest radii at which the margins can be proved.
+
+        Lines are optimised at one radius, which is then moved to where these
+        lines end, and so on. Not all vertices are looked at, so that the
+        result proves nothing.
+
+        Args:
+            x: tensor [batch, *features].
+            labels: int tensor [batch].
+            rho: tensor [batch]. Radii that are about right.
+            columns: int tensor [batch]. As in a call.
+            largest: tensor [batch]. Larger results are given as this.
+        """
+        choices, working = self._begin(x, labels, rho, columns)
+        for _ in range(_ROUNDS):
+            data = (x, labels, rho, columns)
+            choices = self._descend(data, choices, working)
+            rho, working = self._reach(*data, choices, working, largest)
+        return rho
 
     def _descend(self, data, choices, working):
         state = {
@@ -95,20 +143,35 @@ class LineOptimiser:
         }
         return choices, screening.screen(bound, count)
 
+    def _bound_of(self, x, labels, rho, columns, choices):
+        """The bound of the one margin that counts."""
+        return self._make_bound(x, labels, rho, choices, drawn=columns[:, None])
+
     def _scan_traced(self, x, labels, rho, columns, choices):
-        bound = self._make_bound(x, labels, rho, choices)
-        worst = bound.worst_case()
-        vertices = tf.gather(worst.vertices, columns[:, None], batch_dims=1)
-        return _column(worst.margins, columns), vertices[:, 0]
+        worst = self._bound_of(x, labels, rho, columns, choices).worst_case()
+        return worst.margins[:, 0], worst.vertices[:, 0]
+
+    def _reach_traced(self, x, labels, rho, columns, choices, working, largest):
+        bound = self._bound_of(x, labels, rho, columns, choices)
+        more = screening.screen(bound, min(_ADDED, bound.num_vertices))
+        working = tf.concat([working, more], axis=1)
+
+        def score(radius):
+            bound = self._bound_of(x, labels, radius, columns, choices)
+            return bound.worst_case(working).margins[:, 0]
+
+        clean = bound.relaxation.clean_margins[:, 0]
+        accuracy = tf.constant(_ACCURACY, rho.dtype)
+        return zero_of(score, rho, clean, accuracy, largest), working
 
     def _step_traced(self, x, labels, rho, columns, working, state, size):
         choices = state["choices"]
         with tf.GradientTape() as tape:
             tape.watch(choices)
-            bound = self._make_bound(x, labels, rho, choices)
+            bound = self._bound_of(x, labels, rho, columns, choices)
             worst = bound.worst_case(working)
             fixed = WorstCase(*(tf.stop_gradient(part) for part in worst))
-            value = _column(bound.at_worst_case(fixed), columns)
+            value = bound.at_worst_case(fixed)[:, 0]
         gradients = tape.gradient(value, choices, unconnected_gradients="zero")
         better = value < state["lowest"]
         new: dict[str, Any] = {"choices": {}, "moments": {}, "kept": {}}
@@ -135,5 +198,5 @@ class LineOptimiser:
         return new
 
 
-def _column(margins: tf.Tensor, columns: tf.Tensor) -> tf.Tensor:
-    return tf.gather(margins, columns[:, None], batch_dims=1)[:, 0]
+def _take(parts, rows):
+    return tf.nest.map_structure(lambda part: tf.gather(part, rows), parts)

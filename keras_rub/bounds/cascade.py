@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from keras_rub.bounds import decision
+from keras_rub.bounds import decision, radii
 from keras_rub.bounds.compiled import CompiledBounds
 from keras_rub.bounds.methods import Method
+
+# Samples and competitors that alpha-RUB works on together.
+_PAIRS = 64
 
 
 class Cascade:
@@ -84,35 +88,101 @@ class Cascade:
     ) -> np.ndarray:
         """The largest radii [batch] that are certified.
 
+        The first stage, which is cheap, is searched alone. The others begin
+        where it ends, and at a guess of how far they get; each radius that
+        counts is then decided by all of them together.
+
         Args:
             x: array [batch, *features].
             labels: int32 array [batch].
             tolerance: as in `keras_rub.certified_radius`.
             max_radius: as in `keras_rub.certified_radius`.
         """
-        deciding = Cascade(self.bounds, self.method, decide_only=True)
-        usable = deciding.run(x, labels, np.zeros(len(x), x.dtype))
-        single = len(self.stages) == 1 and self.stages[0].in_graph
-
-        def prove(rows, rho, witnesses):
-            rows, rho = rows.numpy(), rho.numpy().astype(x.dtype)
-            if single:
-                found = self.bounds.decide(self.stages[0])(
-                    x[rows], labels[rows], rho, witnesses
+        first = self.stages[0]
+        limits = (tolerance, max_radius)
+        start = self.bounds.find_radius(first)(x, labels, *limits)
+        if len(self.stages) == 1:
+            return start.radius.numpy()
+        usable, radius = start.usable.numpy(), start.radius.numpy()
+        guess = radius.copy()
+        for stage in self.stages[1:]:
+            if stage.in_graph:
+                self._extend(stage, x, labels, radius, *limits)
+                guess = np.maximum(guess, radius)
+            else:
+                found = self._guess_by_search(
+                    x, labels, radius, start.witnesses, max_radius
                 )
-                return found.proved, found.witnesses
-            certified = deciding.run(x[rows], labels[rows], rho)["certified"]
-            return tf.constant(certified), witnesses
+                guess = np.maximum(guess, found)
+        deciding = Cascade(self.bounds, self.method, decide_only=True)
 
-        return decision.largest_radius(
-            prove,
-            tf.constant(usable["certified"]),
-            decision.no_witnesses(
-                self.bounds.problem, self.stages[0], len(labels)
-            ),
-            tolerance,
-            max_radius,
+        def prove(rows, rho):
+            rows, rho = rows.numpy(), rho.numpy().astype(x.dtype)
+            found = deciding.run(x[rows], labels[rows], rho)
+            return tf.constant(found["certified"])
+
+        return radii.largest_radius(
+            prove, tf.constant(usable), guess, *limits, proved=radius
         ).numpy()
+
+    def _extend(self, stage, x, labels, radius, tolerance, max_radius) -> None:
+        """Raises radii [batch], in place, where this stage proves more."""
+        beyond = (radius * (1.0 + tolerance)).astype(x.dtype)
+        tried = np.flatnonzero((radius > 0) & (radius < max_radius))
+        if not len(tried):
+            return
+        data = x[tried], labels[tried], beyond[tried]
+        yes = decision.is_proved(
+            self.bounds.margins(stage)(*data), self.bounds.allowance(*data)
+        )
+        rows = tried[yes.numpy()]
+        if len(rows):
+            found = self.bounds.find_radius(stage)(
+                x[rows], labels[rows], tolerance, max_radius
+            )
+            radius[rows] = np.maximum(radius[rows], found.radius)
+
+    def _guess_by_search(
+        self, x, labels, radius, witnesses, max_radius
+    ) -> np.ndarray:
+        """About the radii [batch] that alpha-RUB proves.
+
+        The competitor that ends each radius is looked at first, then those
+        that would end the one that results.
+        """
+        guess = radius.copy()
+        rows = np.flatnonzero((radius > 0) & (radius < max_radius))
+        if not len(rows):
+            return guess
+
+        def margins():
+            return self.bounds.margins_at(
+                x[rows],
+                labels[rows],
+                guess[rows].astype(x.dtype),
+                tf.gather(witnesses, rows),
+            ).numpy()
+
+        def radius_of(where, columns, limits):
+            some = rows[where]
+            data = (x[some], labels[some], radius[some].astype(x.dtype))
+            return _in_parts(
+                self.bounds.lower_line.guess_radius,
+                *data,
+                columns.astype("int32"),
+                limits.astype(x.dtype),
+            )
+
+        everyone = np.arange(len(rows))
+        worst = margins().argmax(axis=-1)
+        limits = np.full(len(rows), max_radius)
+        guess[rows] = radius_of(everyone, worst, limits)
+        others = margins() >= 0
+        others[everyone, worst] = False
+        where, columns = np.nonzero(others)
+        found = radius_of(where, columns, guess[rows[where]])
+        np.minimum.at(guess, rows[where], found)
+        return guess
 
     def _run_bound(self, stage: Method, batch: _Batch) -> None:
         """One call of a bound that is a single function."""
@@ -123,10 +193,7 @@ class Cascade:
             return
         data = batch.take(active)
         if self.decide_only and stage.uses_vertices:
-            empty = decision.no_witnesses(
-                self.bounds.problem, stage, len(active)
-            )
-            margins = self.bounds.decide(stage)(*data, empty).margins
+            margins = self.bounds.decide(stage)(*data).margins
         else:
             margins = self.bounds.margins(stage)(*data)
         batch.lower(stage.name, margins.numpy(), active)
@@ -145,19 +212,37 @@ class Cascade:
             found = self.bounds.margins(base)(*batch.take(unknown))
             batch.lower(base.name, found.numpy(), unknown)
             open_ = ~decision.is_negative(batch.margins, batch.allowance)
-        rows, columns = np.nonzero(wanted[:, None] & open_)
-        # As many pairs at once as there are samples in a batch.
-        size = len(batch.labels)
-        for first in range(0, len(rows), size):
-            some = slice(first, first + size)
-            x, labels, rho = batch.take(rows[some])
-            found = self.bounds.lower_line(
-                tf.constant(x),
-                tf.constant(labels),
-                tf.constant(rho),
-                tf.constant(columns[some].astype("int32")),
-            )
-            batch.lower(stage.name, found.numpy(), rows[some], columns[some])
+        open_ &= wanted[:, None]
+        if self.decide_only:
+            # The worst one first: where it stays open, so does the sample.
+            rows = np.flatnonzero(wanted)
+            worst = np.where(open_, batch.margins, -np.inf)[rows].argmax(-1)
+            self._lower(stage, batch, rows, worst)
+            lowered = decision.is_negative(batch.margins, batch.allowance)
+            open_[rows] &= lowered[rows, worst, None]
+            open_[rows, worst] = False
+        self._lower(stage, batch, *np.nonzero(open_))
+
+    def _lower(self, stage, batch, rows, columns) -> None:
+        """alpha-RUB on these samples and competitors."""
+        data = [*batch.take(rows), columns.astype("int32")]
+        if self.decide_only:
+            data.append(-batch.allowance[rows, columns])
+        found = _in_parts(self.bounds.lower_line, *data)
+        batch.lower(stage.name, found, rows, columns)
+
+
+def _in_parts(
+    function: Callable[..., tf.Tensor], *arrays: np.ndarray
+) -> np.ndarray:
+    """`function` of some rows of the arrays at a time."""
+    parts = [np.zeros(0, arrays[0].dtype)]
+    for first in range(0, len(arrays[0]), _PAIRS):
+        some = slice(first, first + _PAIRS)
+        parts.append(
+            function(*(tf.constant(array[some]) for array in arrays)).numpy()
+        )
+    return np.concatenate(parts)
 
 
 class _Batch:

@@ -79,9 +79,17 @@ class CompiledBounds:
         self.allowance = compiled(
             problem.allowance, input_signature=self.signature
         )
+        self.margins_at = compiled(
+            self._margins_at,
+            input_signature=[
+                *self.signature,
+                tf.TensorSpec([None, None], tf.int32),
+            ],
+        )
         self.lower_line = LineOptimiser(problem.vertex_bound)
         self._margins: dict[str, Callable[..., tf.Tensor]] = {}
         self._decide: dict[str, Callable[..., decision.Decision]] = {}
+        self._radius: dict[str, Callable[..., decision.Radius]] = {}
 
     @property
     def perturbations(self) -> PerturbationSet:
@@ -97,15 +105,31 @@ class CompiledBounds:
             )
         return self._margins[method.name]
 
+    def _margins_at(self, x, labels, rho, vertices):
+        bound = self.problem.vertex_bound(x, labels, rho)
+        return bound.worst_case(vertices).margins
+
     def decide(self, method: Method) -> Callable[..., decision.Decision]:
-        """The compiled decisions of one method; witnesses come last."""
+        """The compiled decisions of one method."""
         if method.name not in self._decide:
-            witnesses = tf.TensorSpec([None, None], tf.int32)
             self._decide[method.name] = compiled(
                 functools.partial(decision.decide, self.problem, method),
-                input_signature=[*self.signature, witnesses],
+                input_signature=self.signature,
             )
         return self._decide[method.name]
+
+    def find_radius(self, method: Method) -> Callable[..., decision.Radius]:
+        """The compiled radii of one method.
+
+        It takes x and labels, the tolerance and the largest radius.
+        """
+        if method.name not in self._radius:
+            number = tf.TensorSpec([], tf.float64)
+            self._radius[method.name] = compiled(
+                functools.partial(decision.find_radius, self.problem, method),
+                input_signature=[*self.signature[:2], number, number],
+            )
+        return self._radius[method.name]
 
     def check_memory(self, method: Method) -> None:
         """Raises if a single vertex does not fit into the memory budget."""

@@ -6,13 +6,13 @@ and a served graph decide by the same operations.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
-from keras_rub.bounds import pruning, screening
+from keras_rub.bounds import pruning, radii, rounding, screening
+from keras_rub.bounds.majorant import Relaxation
 from keras_rub.bounds.methods import Method
 from keras_rub.bounds.problem import Problem
 from keras_rub.bounds.vertices import VertexBound
@@ -24,8 +24,13 @@ _QUICK = 8
 # Vertices of one sample that are evaluated together.
 _GROUP = 8
 
-# A certified radius below this is returned as 0.
-_SMALLEST_RADIUS = 1e-9
+# Vertices by which a radius is guessed, and that are tried first at each test
+# of it. With a valid range, a worst case mixes several of them.
+_WITNESSES = 16
+_MIXED_WITNESSES = 64
+
+# How much closer a guess is than the radius that is asked for.
+_GUESS_ACCURACY = 0.1
 
 
 def is_negative(margins: tf.Tensor, allowance: tf.Tensor) -> tf.Tensor:
@@ -45,19 +50,11 @@ class Decision(NamedTuple):
     """What is known of a batch once its certificates are decided.
 
     `margins` [batch, K - 1] are upper bounds, infinite for a sample with a
-    vertex that breaks them. `witnesses` [batch, W] are the vertices that come
-    closest to breaking a sample, to be tried first at the next radius.
+    vertex that breaks them.
     """
 
     proved: tf.Tensor
     margins: tf.Tensor
-    witnesses: tf.Tensor
-
-
-def no_witnesses(problem: Problem, method: Method, count: tf.Tensor):
-    """Vertices [count, W] to begin with: any will do."""
-    width = problem.program.num_classes - 1 if method.uses_vertices else 1
-    return tf.zeros([count, width], tf.int32)
 
 
 def decide(
@@ -76,61 +73,128 @@ def decide(
         x: tensor [batch, *features].
         labels: int tensor [batch].
         rho: tensor [batch].
-        witnesses: int tensor [batch, W], or `None`. Vertices to try first.
+        witnesses: int tensor [batch, W], or `None`. Vertices to try first,
+            each once. Defaults to `None`, those that a quick look finds.
     """
     allowance = problem.allowance(x, labels, rho)
     if not method.uses_vertices:
         margins = method.function(problem, x, labels, rho)
-        if witnesses is None:
-            witnesses = no_witnesses(problem, method, tf.shape(labels)[0])
-        return Decision(is_proved(margins, allowance), margins, witnesses)
-    return _decide_by_vertices(problem, x, labels, rho, allowance, witnesses)
-
-
-def _decide_by_vertices(problem, x, labels, rho, allowance, witnesses):
-    """A quick look at a few vertices, then all of them where it is open."""
+        return Decision(is_proved(margins, allowance), margins)
     bound = problem.vertex_bound(x, labels, rho)
-    margins, found = _quick(bound)
+    if witnesses is None or not bound.num_vertices:
+        margins = _quick(bound)
+    else:
+        margins = bound.worst_case(witnesses).margins
     open_ = is_proved(margins, allowance)
-    if witnesses is not None and bound.num_vertices:
-        if bound.room is not None:
-            # In a mixture, a vertex that is listed twice would count twice.
-            witnesses = witnesses[:, :1]
-        open_ &= is_proved(bound.worst_case(witnesses).margins, allowance)
+    broken = tf.fill(tf.shape(margins), tf.cast(np.inf, margins.dtype))
 
     def finish():
         rows = tf.where(open_)
         some = [tf.gather(t, rows[:, 0]) for t in (x, labels, rho, allowance)]
-        exact, vertices = _finish(problem.vertex_bound(*some[:3]), some[3])
-        broken = tf.fill(tf.shape(margins), tf.cast(np.inf, margins.dtype))
-        return (
-            tf.tensor_scatter_nd_update(broken, rows, exact),
-            tf.tensor_scatter_nd_update(found, rows, vertices),
-        )
+        exact = _finish(problem.vertex_bound(*some[:3]), some[3])
+        return tf.tensor_scatter_nd_update(broken, rows, exact)
 
-    def none_open():
-        broken = tf.fill(tf.shape(margins), tf.cast(np.inf, margins.dtype))
-        return broken, found
-
-    margins, found = tf.cond(tf.reduce_any(open_), finish, none_open)
-    return Decision(is_proved(margins, allowance), margins, found)
+    margins = tf.cond(tf.reduce_any(open_), finish, lambda: broken)
+    return Decision(is_proved(margins, allowance), margins)
 
 
-def _quick(bound: VertexBound) -> tuple[tf.Tensor, tf.Tensor]:
-    """Margins that the bound is certain to reach, and where."""
+class Radius(NamedTuple):
+    """The largest radii of a batch that a method proves.
+
+    `usable` [batch] says which samples are proved at a radius of 0; the
+    others have a `radius` [batch] (float64) of 0. `witnesses` [batch, W] are
+    the vertices that end it.
+    """
+
+    usable: tf.Tensor
+    radius: tf.Tensor
+    witnesses: tf.Tensor
+
+
+def find_radius(
+    problem: Problem,
+    method: Method,
+    x: tf.Tensor,
+    labels: tf.Tensor,
+    tolerance: tf.Tensor,
+    max_radius: tf.Tensor,
+) -> Radius:
+    """The largest radius that the method proves, sample by sample.
+
+    Args:
+        problem: the network and the attacker.
+        method: one that can be traced.
+        x: tensor [batch, *features].
+        labels: int tensor [batch].
+        tolerance: float64 tensor []; see `radii.largest_radius`.
+        max_radius: float64 tensor []; see `radii.largest_radius`.
+    """
+    clean = problem.clean(x)
+    relaxation = Relaxation(problem.program, clean, problem.competitors(labels))
+    margins = relaxation.clean_margins
+
+    def allowance(rho):
+        return rounding.allowance(relaxation, rho, problem.perturbations)
+
+    ones = tf.ones(tf.shape(labels), x.dtype)
+    limit = tf.cast(max_radius, x.dtype)
+    if method.uses_vertices:
+        start, witnesses = _first_witnesses(problem, x, labels, clean, limit)
+    else:
+        start = tf.minimum(ones, limit)
+        witnesses = tf.zeros([tf.shape(labels)[0], 0], tf.int32)
+
+    def score(rho):
+        if method.uses_vertices:
+            bound = problem.vertex_bound(x, labels, rho, clean=clean)
+            found = bound.worst_case(witnesses).margins
+        else:
+            found = method.function(problem, x, labels, rho)
+        return tf.reduce_max(found + allowance(rho), axis=-1)
+
+    def prove(rows, rho):
+        some = [tf.gather(part, rows) for part in (x, labels)]
+        rho = tf.cast(rho, x.dtype)
+        found = tf.gather(witnesses, rows) if method.uses_vertices else None
+        return decide(problem, method, *some, rho, found).proved
+
+    accuracy = _GUESS_ACCURACY * tf.cast(tolerance, x.dtype)
+    at_zero = tf.reduce_max(margins + allowance(0.0 * ones), axis=-1)
+    guess = radii.zero_of(score, start, at_zero, accuracy, limit)
+    usable = is_proved(margins, allowance(0.0 * ones))
+    radius = radii.largest_radius(prove, usable, guess, tolerance, max_radius)
+    return Radius(usable, radius, witnesses)
+
+
+def _first_witnesses(problem, x, labels, clean, limit):
+    """A radius that is about right, and the worst vertices there."""
+    ones = tf.ones(tf.shape(labels), x.dtype)
+    bound = problem.vertex_bound(x, labels, ones, clean=clean)
+    if not bound.num_vertices:
+        return limit * ones, tf.zeros([tf.shape(labels)[0], 0], tf.int32)
+    margins = bound.relaxation.clean_margins
+    # The majorant is convex, so that this radius is not too small.
+    largest, _ = screening.first_order(bound)
+    slopes = tf.math.divide_no_nan(largest - margins, bound.rho[:, None])
+    reached = tf.math.divide_no_nan(-margins, slopes)
+    reached = tf.reduce_min(tf.where(reached > 0, reached, limit), axis=-1)
+    start = tf.minimum(reached, limit)
+    bound = problem.vertex_bound(x, labels, start, clean=clean)
+    count = _WITNESSES if bound.room is None else _MIXED_WITNESSES
+    return start, screening.screen(bound, min(count, bound.num_vertices))
+
+
+def _quick(bound: VertexBound) -> tf.Tensor:
+    """Margins that the bound is certain to reach."""
     if bound.room is None:
-        return screening.first_order(bound)
-    worst = bound.worst_case(screening.candidates(bound, _QUICK))
-    return worst.margins, worst.vertices[..., 0]
+        return screening.first_order(bound)[0]
+    return bound.worst_case(screening.candidates(bound, _QUICK)).margins
 
 
-def _finish(
-    bound: VertexBound, allowance: tf.Tensor
-) -> tuple[tf.Tensor, tf.Tensor]:
-    """Bounds of samples that no quick look decided, and the worst vertices."""
+def _finish(bound: VertexBound, allowance: tf.Tensor) -> tf.Tensor:
+    """Bounds of samples that no quick look decided."""
     if bound.room is not None or not pruning.can_prune(bound):
-        worst = bound.worst_case()
-        return worst.margins, worst.vertices[..., 0]
+        return bound.worst_case().margins
     upper = pruning.upper_margins(bound)
     score = tf.reduce_max(upper + allowance[:, None], axis=-1)
     # The negation, so that NaN counts as risky.
@@ -139,8 +203,7 @@ def _finish(
     lowest = tf.cast(upper.dtype.min, upper.dtype)
     harmless = tf.reduce_max(tf.where(risky[..., None], lowest, upper), axis=1)
     clean = bound.relaxation.clean_margins
-    margins = tf.maximum(tf.maximum(exact, harmless), clean)
-    return margins, tf.argmax(upper, axis=1, output_type=tf.int32)
+    return tf.maximum(tf.maximum(exact, harmless), clean)
 
 
 def _at_risky(bound: VertexBound, score: tf.Tensor) -> tf.Tensor:
@@ -194,76 +257,3 @@ def _at_groups(
         parallel_iterations=1,
     )
     return tf.ensure_shape(parts.concat(), [None, width])
-
-
-# Radii -----------------------------------------------------------------------
-
-
-def largest_radius(
-    prove: Callable[
-        [tf.Tensor, tf.Tensor, tf.Tensor], tuple[tf.Tensor, tf.Tensor]
-    ],
-    usable: tf.Tensor,
-    witnesses: tf.Tensor,
-    tolerance: float,
-    max_radius: float,
-) -> tf.Tensor:
-    """The largest radius that is proved, sample by sample, by bisection.
-
-    Args:
-        prove: function of sample numbers [n], radii [n] (float64) and
-            witnesses [n, W] to a boolean [n] and new witnesses [n, W].
-        usable: boolean tensor [batch]. The others get 0.
-        witnesses: int tensor [batch, W], handed on from one radius to the
-            next.
-        tolerance: float. The radius returned is proved, and within this
-            fraction of one that is not.
-        max_radius: float. Larger ones are returned as this.
-
-    Returns:
-        Float64 tensor [batch]. It works eagerly and in a graph.
-    """
-    count = tf.shape(usable)
-    low = tf.zeros(count, tf.float64)
-    high = tf.fill(count, tf.constant(np.inf, tf.float64))
-    guess = tf.fill(count, tf.constant(min(1.0, max_radius), tf.float64))
-
-    def step(low, high, guess, open_, witnesses):
-        rows = tf.where(open_)
-        some = rows[:, 0]
-        proved, found = prove(
-            some, tf.gather(guess, some), tf.gather(witnesses, some)
-        )
-        proved = tf.scatter_nd(rows, proved, tf.cast(count, tf.int64))
-        witnesses = tf.tensor_scatter_nd_update(witnesses, rows, found)
-        low = tf.where(proved, guess, low)
-        high = tf.where(open_ & ~proved, guess, high)
-        guess = _next_guess(low, high, max_radius)
-        open_ &= ~_is_finished(low, high, tolerance, max_radius)
-        return low, high, guess, open_, witnesses
-
-    low, *_ = tf.while_loop(
-        lambda low, high, guess, open_, witnesses: tf.reduce_any(open_),
-        step,
-        (low, high, guess, usable, witnesses),
-        parallel_iterations=1,
-    )
-    return low
-
-
-def _next_guess(low, high, max_radius):
-    """Doubles until a radius fails, then halves the bracket."""
-    bounded = tf.math.is_finite(high)
-    ceiling = tf.where(bounded, high, 0.0)
-    # Nothing proved yet: the radius may be many times smaller.
-    inside = tf.where(low > 0, 0.5 * (low + ceiling), ceiling / 8.0)
-    return tf.where(bounded, inside, tf.minimum(2.0 * low, max_radius))
-
-
-def _is_finished(low, high, tolerance, max_radius):
-    narrow = high - low <= tolerance * high
-    return tf.where(
-        tf.math.is_finite(high),
-        narrow | (high < _SMALLEST_RADIUS),
-        low >= max_radius,
-    )

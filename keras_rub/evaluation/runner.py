@@ -180,10 +180,11 @@ def _arrays(x, y) -> tuple[Any, Any]:
             "`x` must be a tf.data.Dataset of batches `(x, y)`. "
             f"Received: elements {x.element_spec}"
         )
-    return tuple(
+    inputs, labels = (
         np.concatenate([np.asarray(pair[part]) for pair in pairs])
         for part in (0, 1)
     )
+    return inputs, labels
 
 
 def _norms(norms, radii, model, perturbations) -> list[int | str]:

@@ -114,7 +114,7 @@ class Certifier:
         return dict(zip(names, found, strict=True))
 
     def certified_radius(self, x: tf.Tensor) -> dict[str, tf.Tensor]:
-        """The largest radius that can be certified, by bisection.
+        """The largest radius that can be certified.
 
         Args:
             x: float32 tensor [batch, *features].
@@ -142,24 +142,10 @@ class Certifier:
 
     def _radius(self, x):
         x, predicted, labels, usable = self._predict(x)
-        decide = self.bounds.decide(self.method)
-        empty = decision.no_witnesses(
-            self.bounds.problem, self.method, tf.shape(labels)[0]
+        found = self.bounds.find_radius(self.method)(
+            x, labels, self.tolerance, self.max_radius
         )
-        start = decide(x, labels, tf.zeros(tf.shape(labels)), empty)
-
-        def prove(rows, rho, witnesses):
-            found = decide(
-                tf.gather(x, rows),
-                tf.gather(labels, rows),
-                tf.cast(rho, tf.float32),
-                witnesses,
-            )
-            return found.proved, found.witnesses
-
-        radius = decision.largest_radius(
-            prove, start.proved & usable, empty, self.tolerance, self.max_radius
-        )
+        radius = tf.where(usable, found.radius, 0.0)
         return predicted, tf.cast(radius, tf.float32)
 
     def _predict(self, x):
