@@ -158,7 +158,7 @@ def to_classes(raw: tf.Tensor) -> tf.Tensor:
     return tf.pad(raw, [[0, 0], [1, 0]])
 
 
-def from_classes(logits: tf.Tensor, width: int) -> tf.Tensor:
+def from_classes(logits: tf.Tensor, width: int | None) -> tf.Tensor:
     """Logits or margins [batch, K] as `width` outputs of a network."""
     return logits[:, 1:] - logits[:, :1] if width == 1 else logits
 
