@@ -26,6 +26,22 @@ from keras_rub.defenses.robust_model import MarginModel
 CROSS_ENTROPY = "sparse_categorical_crossentropy"
 
 
+@keras.saving.register_keras_serializable("tests")
+class SteadyRUBModel(RUBModel):
+    """RUB that draws no competitors, so that losses can be compared."""
+
+    def __init__(self, base, rho=0.1, *, competitors="all", **kwargs):
+        super().__init__(base, rho, competitors=competitors, **kwargs)
+
+
+@keras.saving.register_keras_serializable("tests")
+class SteadyARUBModel(ARUBModel):
+    """The same for aRUB."""
+
+    def __init__(self, base, rho=0.1, *, competitors="all", **kwargs):
+        super().__init__(base, rho, competitors=competitors, **kwargs)
+
+
 @keras.saving.register_keras_serializable("test_robust_model")
 class SteadyPGDModel(PGDModel):
     """PGD without a random start, so that its loss can be foretold."""
@@ -45,8 +61,8 @@ class SteadyFGSMModel(FGSMModel):
 @pytest.fixture(
     scope="module",
     params=[
-        RUBModel,
-        ARUBModel,
+        SteadyRUBModel,
+        SteadyARUBModel,
         BaselineModel,
         SteadyPGDModel,
         # PGD with one step: what it has of its own is tested with the attacks.
@@ -238,7 +254,7 @@ def test_named_inputs_and_images(wrap, make, data, rng):
 
 @pytest.mark.parametrize("make", [unbuilt, Subclassed])
 def test_base_without_an_input_layer(wrap, make, data, tmp_path):
-    if wrap in (RUBModel, COAPModel) and make is Subclassed:
+    if wrap in (SteadyRUBModel, COAPModel) and make is Subclassed:
         pytest.skip("Its layers can't be bounded: see the next test.")
     x, y = data
     model = compiled(wrap, make())
@@ -526,7 +542,8 @@ def train(wrap, strategy):
     keras.utils.set_random_seed(0)
     with strategy.scope():
         model = wrap(keras.Sequential([keras.Input((6,)),
-            keras.layers.Dense(8, "relu"), keras.layers.Dense(3)]), rho=0.2)
+            keras.layers.Dense(8, "relu"), keras.layers.Dense(3)]), rho=0.2,
+            competitors="all")
         model.compile(keras.optimizers.SGD(0.1),
             "sparse_categorical_crossentropy", metrics=["accuracy"])
     logs = model.fit(x, y, batch_size=16, epochs=2, shuffle=False, verbose=0,
@@ -726,10 +743,15 @@ def test_rho_and_mix_can_be_assigned_at_any_time(wrap, data):
         logs = evaluate(model, x, y)
         assert logs["rho"] == pytest.approx(rho)
         assert logs["loss"] == pytest.approx(expected, rel=1e-5)
+    assert len(traces) == count, "a number must not cause a new trace"
+    # Only the first weight of the clean loss does, which had no gradient yet.
     model.mix = 0.0
     logs = evaluate(model, x, y)
     assert logs["loss"] == pytest.approx(logs["clean_loss"], rel=1e-5)
-    model.mix = 1.0
+    count = len(traces)
+    for mix in 0.5, 1.0:
+        model.mix = mix
+        evaluate(model, x, y)
     assert len(traces) == count, "a number must not cause a new trace"
     model.rho = schedule(0.4, 4)
     model.optimizer.iterations.assign(3)
@@ -779,7 +801,7 @@ def test_weights_and_config(wrap, data, tmp_path):
         "mask": [True, True, True, False, True, True],
         "weights": [1.0, 2.0, 1.0, 1.0, 0.5, 1.0],
     }
-    if wrap is RUBModel:
+    if wrap is SteadyRUBModel:
         settings.update(input_range=(-5.0, 5.0), vertices="all")
         settings.update(memory_budget=2**20)
     else:
