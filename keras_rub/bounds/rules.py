@@ -21,11 +21,11 @@ def _like(weight, tensor: tf.Tensor) -> tf.Tensor:
 
 
 def _activate(layer, x: Symbol, activation) -> Symbol:
-    convex = activations.from_keras(activation)
-    if convex is None:
+    known = activations.from_keras(activation)
+    if known is None:
         name = getattr(activation, "__name__", type(activation).__name__)
         raise unsupported(layer, f"with activation {name!r}")
-    return x.convex(convex)
+    return x.activate(known)
 
 
 # Layers with a kernel ------------------------------------------------------
@@ -218,7 +218,13 @@ def _identity(layer, x):
 # Activations as layers -----------------------------------------------------
 
 
-@register_rule(layers.ReLU, layers.LeakyReLU, layers.ELU, layers.Activation)
+@register_rule(
+    layers.ReLU,
+    layers.LeakyReLU,
+    layers.PReLU,
+    layers.ELU,
+    layers.Activation,
+)
 def _activation(layer, x):
     return _activate(layer, x, layer)
 
@@ -406,14 +412,15 @@ def _negative(operation, x):
     return x.affine(lambda t: -t, lambda r: r)
 
 
-@register_rule(_operation_type(lambda a, b: ops.relu(a)))
-def _relu_operation(operation, x):
-    return x.convex(activations.leaky_relu(0.0))
+def _activation_operation(form):
+    def rule(operation, x):
+        known = form(operation)
+        if known is None:
+            raise unsupported(operation)
+        return x.activate(known)
+
+    return rule
 
 
-@register_rule(_operation_type(lambda a, b: keras.activations.relu(a)))
-def _relu_function(operation, x):
-    slope = float(operation.negative_slope)
-    if operation.max_value is not None or operation.threshold or slope > 1.0:
-        raise unsupported(operation, "with a limit or a threshold")
-    return x.convex(activations.leaky_relu(slope))
+for _type, _form in activations.operation_types().items():
+    register_rule(_type)(_activation_operation(_form))
