@@ -377,6 +377,10 @@ def prelu(layer: keras.layers.PReLU) -> BoundedActivation:
 
 Activation: TypeAlias = ConvexActivation | BoundedActivation
 
+RELU = ConvexActivation(
+    tf.nn.relu, lambda z: tf.cast(z > 0, z.dtype), (0.0, 1.0)
+)
+
 # Functions, each with the record of what it does by default.
 _FUNCTIONS: dict[Callable, Activation] = {
     keras.activations.linear: linear(),
@@ -450,6 +454,7 @@ _OPERATIONS: dict[Callable, Callable[[Any], Activation | None]] = {
     keras.ops.softsign: lambda op: softsign(),
     keras.ops.gelu: lambda op: gelu(bool(op.approximate)),
     keras.ops.silu: lambda op: silu(),
+    keras.ops.abs: lambda op: piecewise_linear(tf.abs, (0.0,)),
     keras.ops.hard_sigmoid: lambda op: _clipped(1.0 / 6.0, 0.5, 0.0),
     keras.ops.hard_tanh: lambda op: _clipped(1.0, 0.0, -1.0),
     keras.ops.hard_silu: lambda op: hard_silu(),

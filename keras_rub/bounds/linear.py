@@ -361,8 +361,9 @@ class LinearRelaxation:
             negative = row - positive
             if isinstance(operation, Max):
                 # Spread over the entries of which the maximum is taken.
-                positive = maxima.spread(positive, operation.axes)
-                negative = maxima.spread(negative, operation.axes)
+                sizes = lines.lower_slope.shape
+                positive = maxima.copied(positive, operation.axes, sizes)
+                negative = maxima.copied(negative, operation.axes, sizes)
             part = (
                 positive * lines.upper_slope[:, None]
                 + negative * lines.lower_slope[:, None]

@@ -54,6 +54,19 @@ def spread(tensor: tf.Tensor, axes: tuple[int, ...]) -> tf.Tensor:
     return tensor
 
 
+def copied(
+    tensor: tf.Tensor, axes: tuple[int, ...], sizes: tf.TensorShape
+) -> tf.Tensor:
+    """Puts the axes back with `sizes` copies of what `largest` left.
+
+    TensorFlow multiplies no tensors that must be copied along many axes.
+    """
+    tensor = spread(tensor, axes)
+    for axis in axes:
+        tensor = tf.repeat(tensor, sizes[axis], axis=axis)
+    return tensor
+
+
 def _reduce(tensor, axes, pairwise, along):
     for taken, axis in enumerate(axes):
         axis += taken

@@ -45,9 +45,10 @@ class Problem:
         base: keras.Model,
         perturbations: PerturbationSet,
         memory_budget: int = 2**26,
+        bound: str = "a certificate",
     ) -> Problem:
-        """Lowers a built Sequential or Functional classifier."""
-        program = lower(base)
+        """Lowers a built classifier; `bound` says for what, in errors."""
+        program = lower(base, bound)
         perturbations.check_shape(program.input_shape)
         return cls(program, perturbations, memory_budget)
 

@@ -79,7 +79,9 @@ class COAPModel(MarginModel):
     def prepare(self):
         super().prepare()
         if not hasattr(self, "_problem"):
-            self._problem = Problem.of(self.base, self.perturbations)
+            self._problem = Problem.of(
+                self.base, self.perturbations, bound="the COAP bound"
+            )
 
     def robust_outputs(self, x, labels, rho, found):
         margins = self._problem.linear_margins(

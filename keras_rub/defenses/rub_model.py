@@ -136,7 +136,10 @@ class RUBModel(MarginModel):
         super().prepare()
         if not hasattr(self, "_problem"):
             self._problem = Problem.of(
-                self.base, self.perturbations, self.memory_budget
+                self.base,
+                self.perturbations,
+                self.memory_budget,
+                bound="the RUB bound",
             )
 
     def search(self, x, labels, rho, training=False):
