@@ -287,7 +287,7 @@ def try_to_break(model, x, y, found, rho, norm, rng, count, **limits):
 
 def bounds_of(model, x, y, rho, norm, methods=None, **limits):
     if methods is None:
-        methods = ("rub", "crown", "coap") if norm == 1 else ("crown", "coap")
+        methods = {1: ("rub", "crown"), 2: ("crown",), "inf": ("coap",)}[norm]
     return [
         keras_rub.certify(
             model, x, y, rho=rho, norm=norm, method=method, verbose=0, **limits
