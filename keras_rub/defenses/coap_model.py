@@ -23,7 +23,7 @@ class COAPModel(MarginModel):
     large radii: ramp the radius.
 
     Args:
-        base: Sequential or Functional `keras.Model` with logits [batch, K] as
+        base: `keras.Model` with logits [batch, K] as
             its output, made of layers that have a rule.
         rho: float or function of the step. The radius, in the units of the
             base model's input. Defaults to `0.1`.

@@ -48,7 +48,7 @@ class RUBModel(MarginModel):
     at chance. See `keras_rub.callbacks.RhoSchedule`, or pass a schedule.
 
     Args:
-        base: Sequential or Functional `keras.Model` with logits [batch, K] as
+        base: `keras.Model` with logits [batch, K] as
             its output, made of layers that have a rule.
         rho: float or function of the step. The radius, in the units of the
             base model's input. Defaults to `0.1`.
