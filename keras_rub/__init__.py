@@ -6,6 +6,7 @@ model.fit(x, y)
 
 from keras_rub import attacks, callbacks, datasets, metrics, models, serving
 from keras_rub.bounds import (
+    BoundedActivation,
     Certificate,
     CertificateTable,
     ConvexActivation,
@@ -14,6 +15,7 @@ from keras_rub.bounds import (
     affine,
     certified_radius,
     certify,
+    register_activation,
     register_rule,
 )
 from keras_rub.defenses import (
@@ -32,6 +34,7 @@ from keras_rub.version import __version__
 __all__ = [
     "ARUBModel",
     "BaselineModel",
+    "BoundedActivation",
     "COAPModel",
     "Certificate",
     "CertificateTable",
@@ -55,6 +58,7 @@ __all__ = [
     "metrics",
     "models",
     "paper_radius",
+    "register_activation",
     "register_rule",
     "serving",
 ]

@@ -16,6 +16,7 @@ FLOORS = [
     ["version", "perturbations", "files", "tables", "progress", "tracing"],
     ["resuming", "checks", "classifier", "cautions", "models", "loading"],
     [
+        "bounds.lines",
         "bounds.program",
         "bounds.activations",
         "bounds.lowering",

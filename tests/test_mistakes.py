@@ -70,8 +70,8 @@ MISTAKES = {
         "robust model already.*`.base`",
     ),
     "a layer without a rule": (
-        lambda: keras_rub.RUBModel(net(layers.Dense(4, activation="gelu"))),
-        "gelu.*ARUBModel",
+        lambda: keras_rub.RUBModel(net(layers.Dense(4, activation="softmax"))),
+        "softmax.*ARUBModel",
     ),
     # Radii and sets
     "a negative radius": (lambda: keras_rub.RUBModel(net(), rho=-1), "`rho`"),

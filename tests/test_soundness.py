@@ -332,6 +332,31 @@ CASES = {
     "cropping1d": (SERIES, lambda: layers.Cropping1D((1, 2))),
     "cropping2d": (IMAGE, lambda: layers.Cropping2D(((1, 0), (0, 2)))),
     "cropping3d": (VOLUME, lambda: layers.Cropping3D(((1, 0), (1, 1), (0, 1)))),
+    "separable1d": (
+        SERIES,
+        lambda: layers.SeparableConv1D(3, 2, depth_multiplier=2),
+    ),
+    "separable2d": (
+        IMAGE,
+        lambda: layers.SeparableConv2D(
+            3, 2, strides=2, padding="same", activation="gelu"
+        ),
+    ),
+    "transpose1d": (
+        SERIES,
+        lambda: layers.Conv1DTranspose(2, 3, strides=2, padding="same"),
+    ),
+    "transpose2d": (
+        IMAGE,
+        lambda: layers.Conv2DTranspose(2, 2, strides=2, activation="tanh"),
+    ),
+    "transpose3d": (VOLUME, lambda: layers.Conv3DTranspose(2, 2)),
+    "upsampling2d": (IMAGE, lambda: layers.UpSampling2D((1, 2))),
+    "upsampling2d bilinear": (
+        IMAGE,
+        lambda: layers.UpSampling2D(2, interpolation="bilinear"),
+    ),
+    "upsampling3d": (VOLUME, lambda: layers.UpSampling3D((2, 1, 1))),
     "upsampling1d": (SERIES, lambda: layers.UpSampling1D(2)),
     "repeat vector": (VECTOR, lambda: layers.RepeatVector(2)),
     "dropouts": (
@@ -358,6 +383,48 @@ CASES = {
     "activation linear": (VECTOR, lambda: layers.Activation("linear")),
     "softplus": (VECTOR, lambda: dense("softplus")),
     "layer as activation": (VECTOR, lambda: dense(layers.LeakyReLU(0.5))),
+    "prelu": (IMAGE, lambda: layers.PReLU(shared_axes=[1])),
+    "relu with all": (
+        VECTOR,
+        lambda: layers.ReLU(max_value=1.0, negative_slope=0.3, threshold=0.5),
+    ),
+    "ops.abs": (VECTOR, lambda: ops.abs),
+    "exponential": (VECTOR, lambda: dense("exponential")),
+    "gelu, approximate": (
+        VECTOR,
+        lambda: lambda h: keras.activations.gelu(h, approximate=True),
+    ),
+    **{
+        f"{name} as {where}": (VECTOR, make)
+        for name in (
+            "sigmoid",
+            "log_sigmoid",
+            "tanh",
+            "softsign",
+            "gelu",
+            "silu",
+            "selu",
+            "elu",
+            "celu",
+            "relu6",
+            "squareplus",
+            "sparse_plus",
+            "sparse_sigmoid",
+            "hard_sigmoid",
+            "hard_tanh",
+            "soft_shrink",
+            "hard_shrink",
+        )
+        for where, make in {
+            "activation": lambda name=name: dense(name),
+            "operation": lambda name=name: getattr(ops, name),
+        }.items()
+    },
+    "mish": (VECTOR, lambda: dense("mish")),
+    "hard_silu": (VECTOR, lambda: dense("hard_silu")),
+    "ops.hard_silu": (VECTOR, lambda: ops.hard_silu),
+    "elu 2": (VECTOR, lambda: layers.ELU(2.0)),
+    "leaky 1.5": (VECTOR, lambda: layers.LeakyReLU(1.5)),
     "tf relu as activation": (VECTOR, lambda: dense(tf.nn.relu)),
     "ops.relu": (VECTOR, lambda: ops.relu),
     "activations.relu": (
@@ -376,6 +443,39 @@ CASES = {
     "concatenate": (
         SERIES,
         lambda: lambda h: layers.Concatenate(axis=1)([h, 2.0 * h, h]),
+    ),
+    "maximum": (
+        VECTOR,
+        lambda: lambda h: layers.Maximum()([h, -h, layers.Dense(5)(h)]),
+    ),
+    "minimum": (
+        VECTOR,
+        lambda: lambda h: layers.Minimum()([h, layers.Dense(5, "relu")(h)]),
+    ),
+    "maximum of two widths": (
+        VECTOR,
+        lambda: lambda h: ops.maximum(h, layers.Dense(1)(h)),
+    ),
+    "clipped by constants": (
+        VECTOR,
+        lambda: lambda h: ops.minimum(ops.maximum(h, -0.5), np.arange(5.0)),
+    ),
+    "multiply by a constant": (
+        VECTOR,
+        lambda: lambda h: layers.Multiply()([h, np.arange(-2.0, 3.0)[None]]),
+    ),
+    "sliced and moved": (
+        IMAGE,
+        lambda: (
+            lambda h: ops.concatenate(
+                [
+                    ops.reshape(h[:, 1:, :, :1], (-1, 16)),
+                    ops.mean(ops.transpose(h, (0, 2, 1, 3)), axis=(1, 3)),
+                    ops.sum(ops.flip(h, 1), axis=(2, 3)),
+                ],
+                axis=-1,
+            )
+        ),
     ),
     "residual": (VECTOR, lambda: residual),
     "nested": (VECTOR, lambda: nested),
@@ -538,15 +638,17 @@ def test_registered_rule_is_used(rng, monkeypatch):
 
 
 REFUSED = {
-    "gelu": lambda name: layers.Dense(4, "gelu", name=name),
-    "sigmoid": lambda name: layers.Dense(4, "sigmoid", name=name),
-    "tanh": lambda name: layers.Activation("tanh", name=name),
+    "softmax": lambda name: layers.Dense(4, "softmax", name=name),
     "layer norm": lambda name: layers.LayerNormalization(name=name),
+    "group norm": lambda name: layers.GroupNormalization(2, name=name),
     "lambda": lambda name: layers.Lambda(lambda h: h**2, name=name),
-    "clipped relu": lambda name: layers.ReLU(max_value=1.0, name=name),
-    "threshold": lambda name: layers.ReLU(threshold=0.5, name=name),
-    "elu 2": lambda name: layers.ELU(alpha=2.0, name=name),
-    "leaky 1.5": lambda name: layers.LeakyReLU(1.5, name=name),
+    "bicubic": lambda name: keras.Sequential(
+        [
+            layers.Reshape((2, 2, 1)),
+            layers.UpSampling2D(interpolation="bicubic", name=name),
+            layers.Flatten(),
+        ]
+    ),
     "own call": lambda name: SquaredDense(4, name=name),
 }
 
@@ -560,7 +662,7 @@ def test_other_layers_are_refused_by_name(name, rng):
 
 
 @pytest.mark.parametrize(
-    "name", ["gelu", "sigmoid", "tanh", "layer norm", "lambda"]
+    "name", ["softmax", "layer norm", "group norm", "lambda"]
 )
 def test_refused_layers_are_fine_for_arub(name, rng):
     model = with_inside(REFUSED[name]("the_culprit"), rng)
@@ -575,14 +677,32 @@ def test_refused_layers_are_fine_for_arub(name, rng):
         lambda h: h * h,
         lambda h: 1.0 / h,
         lambda h: h**2,
-        lambda h: ops.maximum(h, 0.5),
+        lambda h: ops.mean(h, axis=0, keepdims=True) + h,
         lambda h: layers.Multiply()([h, h]),
-        lambda h: layers.Maximum()([h, -h]),
     ],
 )
 def test_other_operations_are_refused(function, rng):
     with pytest.raises(UnsupportedLayerError, match="ARUBModel"):
         RUBModel(with_inside(function, rng))
+
+
+def test_all_layers_without_a_rule_are_named_at_once(rng):
+    inputs = keras.Input((4,))
+    h = layers.LayerNormalization(name="first")(inputs)
+    h = keras.Sequential([layers.Dense(4, "softmax", name="second")])(h)
+    h = layers.Multiply(name="third")([h, layers.Dense(4, "relu")(h)])
+    model = keras.Model(inputs, layers.Dense(3)(h))
+    x = np.zeros((1, 4), "float32")
+    for bound, use in {
+        "the RUB bound": lambda: RUBModel(model),
+        "the COAP bound": lambda: keras_rub.COAPModel(model),
+        "a certificate": lambda: keras_rub.certify(model, x, rho=0.1),
+    }.items():
+        with pytest.raises(UnsupportedLayerError) as error:
+            use()
+        for part in (bound, "'first'", "'second'", "'third'", "spread"):
+            assert part in str(error.value)
+        assert "this bound" not in str(error.value)
 
 
 def test_a_mask_given_to_a_layer_is_not_overlooked(rng):

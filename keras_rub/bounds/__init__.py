@@ -1,9 +1,10 @@
 """Bounds of what a perturbation can do to a network's margins."""
 
 from keras_rub.bounds import rules  # noqa: F401, registers the layer rules
-from keras_rub.bounds.activations import ConvexActivation
+from keras_rub.bounds.activations import ConvexActivation, register_activation
 from keras_rub.bounds.certificate import Certificate, CertificateTable
 from keras_rub.bounds.certification import certified_radius, certify
+from keras_rub.bounds.lines import BoundedActivation
 from keras_rub.bounds.lowering import (
     UnsupportedLayerError,
     lower,
@@ -13,6 +14,7 @@ from keras_rub.bounds.program import affine
 from keras_rub.bounds.vertex_expansion import VertexExpansion
 
 __all__ = [
+    "BoundedActivation",
     "Certificate",
     "CertificateTable",
     "ConvexActivation",
@@ -22,5 +24,6 @@ __all__ = [
     "certified_radius",
     "certify",
     "lower",
+    "register_activation",
     "register_rule",
 ]

@@ -9,14 +9,15 @@ over the ball is a dual norm.
 from __future__ import annotations
 
 import copy
-from typing import NamedTuple
 
 import tensorflow as tf
 
 from keras_rub.bounds import maxima
 from keras_rub.bounds.competitors import Competitors
+from keras_rub.bounds.lines import Interval, Lines
 from keras_rub.bounds.program import (
     Affine,
+    Bounded,
     Convex,
     Max,
     Operation,
@@ -30,22 +31,6 @@ KINDS = ("crown", "coap")
 # Wider values are bounded by interval arithmetic instead of one backward
 # substitution for each of their entries.
 _WIDEST_SUBSTITUTION = 1024
-
-
-class Interval(NamedTuple):
-    """Bounds [batch, ...] of a value over the whole perturbation set."""
-
-    low: tf.Tensor
-    high: tf.Tensor
-
-
-class Lines(NamedTuple):
-    """Two lines that hold an activation over its range, or a maximum."""
-
-    upper_slope: tf.Tensor
-    upper_height: tf.Tensor
-    lower_slope: tf.Tensor
-    lower_height: tf.Tensor
 
 
 class LinearRelaxation:
@@ -63,6 +48,11 @@ class LinearRelaxation:
             they are also cut to what interval arithmetic gives. Both are
             sound; the margins differ a little, in either direction.
             Defaults to `False`.
+        count: int. How many operations to look at; `margins` needs all of
+            them. Defaults to `None`, all.
+        memory_budget: int. Bytes that the substitution of one sample's rows
+            may take; wider values are bounded by interval arithmetic.
+            Defaults to `None`, without limit.
     """
 
     def __init__(
@@ -73,8 +63,11 @@ class LinearRelaxation:
         perturbations: PerturbationSet,
         kind: str = "crown",
         training: bool = False,
+        count: int | None = None,
+        memory_budget: int | None = None,
     ):
         self.training = training
+        self.memory_budget = memory_budget
         self.program = program
         self.x = x
         self.rho = tf.broadcast_to(tf.cast(rho, x.dtype), tf.shape(x)[:1])
@@ -86,7 +79,7 @@ class LinearRelaxation:
         self.parallel = True
         self.intervals: dict[int, Interval] = {0: self._input_interval()}
         self.prefix = {operation.output for operation in program.prefix()}
-        for operation in program.operations:
+        for operation in program.operations[:count]:
             self._bound_output(operation)
 
     def margins(self, competitors: Competitors) -> tf.Tensor:
@@ -128,6 +121,10 @@ class LinearRelaxation:
             output = Interval(function(interval.low), function(interval.high))
             lines = convex_lines(operation, interval, self.kind)
             self.parallel &= self.kind == "coap" and piecewise
+        elif isinstance(operation, Bounded):
+            output = operation.activation.image(interval)
+            lines = operation.activation.lines(interval)
+            self.parallel = False
         elif isinstance(operation, Max):
             self.parallel = False
             output = Interval(
@@ -146,7 +143,7 @@ class LinearRelaxation:
     def _tighten(self, index: int) -> Interval:
         interval = self.intervals[index]
         width = _size(interval.low)
-        if width > _WIDEST_SUBSTITUTION:
+        if width > _WIDEST_SUBSTITUTION or not self._fits(width):
             if index in self.prefix:
                 return self._tighten_first_layer(index)
             return interval
@@ -161,6 +158,13 @@ class LinearRelaxation:
         return Interval(
             tf.maximum(interval.low, low), tf.minimum(interval.high, high)
         )
+
+    def _fits(self, rows: int) -> bool:
+        """Whether so many rows may be substituted at once."""
+        if self.memory_budget is None:
+            return True
+        widest = max(_size(known.low) for known in self.intervals.values())
+        return rows * widest * self.x.dtype.size <= self.memory_budget
 
     def _both_sides(self, index: int, rows: tf.Tensor) -> Interval:
         """Bounds [batch, R] of linear functions of one value."""

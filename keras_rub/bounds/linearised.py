@@ -59,7 +59,7 @@ def linearise(
         return None
     operation = readers[0]
     after = [other for other in rest if other is not operation]
-    if chords is None:
+    if chords is None and not relaxation.lines:
         upper, negative = _derivatives(relaxation, operation.output, after)
         margins = relaxation.clean_margins
     else:

@@ -16,8 +16,10 @@ import tensorflow as tf
 
 from keras_rub.bounds import maxima
 from keras_rub.bounds.competitors import Competitors
+from keras_rub.bounds.lines import Lines
 from keras_rub.bounds.program import (
     Affine,
+    Bounded,
     Convex,
     Max,
     Operation,
@@ -71,6 +73,8 @@ def clean_pass(program: Program, x: tf.Tensor) -> Clean:
             activation = operation.activation
             value = activation.function(*inputs)
             choices[operation.output] = activation.tangent_parameter(*inputs)
+        elif isinstance(operation, Bounded):
+            value = operation.activation.function(*inputs)
         elif isinstance(operation, Max):
             value = maxima.largest(inputs[0], operation.axes)
             # The one position that attains the maximum (the first one).
@@ -96,6 +100,10 @@ class Relaxation:
         choices: dict from an operation's output to the parameters of its
             lines, or `None`. Any choice is sound. Defaults to `None`, the
             lines that touch at the clean inputs, as in the paper.
+        lines: dict from the output of each `Bounded` operation to two lines
+            [batch, ...] that hold it over the whole perturbation set, or
+            `None` if there is none. Without them only `rounding` works on
+            a program that has such operations. Defaults to `None`.
     """
 
     def __init__(
@@ -104,6 +112,7 @@ class Relaxation:
         clean: Clean,
         competitors: Competitors,
         choices: Mapping[int, tf.Tensor] | None = None,
+        lines: Mapping[int, Lines] | None = None,
     ):
         self.program = program
         self.competitors = competitors
@@ -116,8 +125,9 @@ class Relaxation:
         self.ends = frontier(self.body, self.suffix, program.output)
         self.values = clean.values
         self.choices = {**clean.choices, **(choices or {})}
+        self.lines = lines or {}
         self.rows, self.constant = self._margin_rows()
-        if choices is None:
+        if choices is None and not self.lines:
             # Lines that touch at the clean input are exact there.
             start, rest = self.values, []
         else:
@@ -178,6 +188,9 @@ class Relaxation:
             index: tf.gather(choice, samples)
             for index, choice in self.choices.items()
         }
+        taken.lines = tf.nest.map_structure(
+            lambda part: tf.gather(part, samples), self.lines
+        )
         taken.rows = {
             index: tf.gather(row, samples) for index, row in self.rows.items()
         }
@@ -209,9 +222,8 @@ class Relaxation:
                 size = operation.magnitude(*inputs) + tf.where(
                     padding, tf.zeros_like(constant), constant
                 )
-            elif isinstance(operation, Convex):
-                zero = tf.zeros_like(inputs[0][:1])
-                size = inputs[0] + tf.abs(operation.activation.function(zero))
+            elif isinstance(operation, (Convex, Bounded)):
+                size = operation.activation.magnitude(inputs[0])
             elif isinstance(operation, Max):
                 size = maxima.largest(inputs[0], operation.axes)
             if operation.output in reach:
@@ -280,6 +292,8 @@ class Relaxation:
                 operation.apply(*centers), operation.magnitude(*radii)
             )
         (bound,) = inputs
+        if isinstance(operation, Bounded):
+            return self._hold(operation, bound, copies)
         choice = self.choices[operation.output]
         if isinstance(operation, Convex):
             # Halved where it is cheapest: on the small tensors of a line.
@@ -312,6 +326,47 @@ class Relaxation:
             0.5 * maxima.largest(bound.upper, operation.axes),
             maxima.total(chosen, operation.axes),
         )
+
+    def _hold(self, operation: Bounded, bound: Majorant, copies) -> Majorant:
+        """U and N by the lines above and below, which are convex again."""
+        lines, activation = self.lines[operation.output], operation.activation
+        upper = _along(
+            bound.upper,
+            None if activation.increasing else bound.negative,
+            lines.upper_slope,
+            lines.upper_height,
+            copies,
+        )
+        negative = _along(
+            bound.negative,
+            None if activation.increasing else bound.upper,
+            lines.lower_slope,
+            -lines.lower_height,
+            copies,
+        )
+        if activation.convex_where is not None:
+            upper = tf.where(
+                activation.convex_where(upper.dtype),
+                0.5 * activation.function(bound.upper),
+                upper,
+            )
+        return Majorant.of_halves(upper, negative)
+
+
+def _along(same, other, slope, height, copies):
+    """Half of: slope times `same`, or -slope times `other`, plus height.
+
+    `other` is `None` where no slope is negative.
+    """
+    if other is None:
+        half = _for_each_point(tf.multiply, same, 0.5 * slope, copies)
+    else:
+        half = _for_each_point(
+            tf.multiply, same, 0.5 * tf.nn.relu(slope), copies
+        ) + _for_each_point(
+            tf.multiply, other, 0.5 * tf.nn.relu(-slope), copies
+        )
+    return _for_each_point(tf.add, half, 0.5 * height, copies)
 
 
 def _for_each_point(function, points, per_sample, copies):

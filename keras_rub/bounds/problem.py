@@ -12,9 +12,10 @@ import tensorflow as tf
 from keras_rub.bounds import rounding
 from keras_rub.bounds.competitors import Competitors
 from keras_rub.bounds.linear import LinearRelaxation
+from keras_rub.bounds.lines import Lines
 from keras_rub.bounds.lowering import lower
 from keras_rub.bounds.majorant import Clean, Relaxation, clean_pass
-from keras_rub.bounds.program import Program
+from keras_rub.bounds.program import Bounded, Program
 from keras_rub.bounds.vertex_expansion import VertexExpansion
 from keras_rub.bounds.vertices import VertexBound
 from keras_rub.perturbations import PerturbationSet
@@ -44,9 +45,10 @@ class Problem:
         base: keras.Model,
         perturbations: PerturbationSet,
         memory_budget: int = 2**26,
+        bound: str = "a certificate",
     ) -> Problem:
-        """Lowers a built Sequential or Functional classifier."""
-        program = lower(base)
+        """Lowers a built classifier; `bound` says for what, in errors."""
+        program = lower(base, bound)
         perturbations.check_shape(program.input_shape)
         return cls(program, perturbations, memory_budget)
 
@@ -115,7 +117,31 @@ class Problem:
             room=self.perturbations.room(x),
             memory_budget=self.memory_budget,
             choices=choices,
+            lines=self.lines(x, rho),
         )
+
+    def lines(self, x: tf.Tensor, rho: tf.Tensor) -> dict[int, Lines]:
+        """Lines that hold the `Bounded` operations over the whole set.
+
+        Their ranges come from a linear relaxation, as far as the memory
+        budget allows, and are intervals beyond it.
+        """
+        count = self.program.last_bounded()
+        if not count:
+            return {}
+        relaxation = LinearRelaxation(
+            self.program,
+            x,
+            rho,
+            self.perturbations,
+            count=count,
+            memory_budget=self.memory_budget,
+        )
+        return {
+            operation.output: relaxation.lines[operation.output]
+            for operation in self.program.operations
+            if isinstance(operation, Bounded)
+        }
 
     def linear_margins(
         self,

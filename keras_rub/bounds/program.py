@@ -1,8 +1,8 @@
 """A network as a short list of the only operations that a bound knows.
 
-Every supported layer is *lowered* by a rule to affine maps, convex
-activations and maxima. A bound is then one small loop over these three kinds,
-and a new layer is one new rule.
+Every supported layer is *lowered* by a rule to affine maps, activations and
+maxima. A bound is then one small loop over these kinds, and a new layer is one
+new rule.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterable, Sequence
 import keras
 import tensorflow as tf
 
-from keras_rub.bounds.activations import ConvexActivation
+from keras_rub.bounds.activations import Activation, ConvexActivation
+from keras_rub.bounds.lines import BoundedActivation
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -49,6 +50,13 @@ class Convex(Operation):
     """An elementwise convex non-decreasing function."""
 
     activation: ConvexActivation
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Bounded(Operation):
+    """An elementwise function that two lines hold over a known range."""
+
+    activation: BoundedActivation
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -92,6 +100,11 @@ class Program:
             )
         )
         return Symbol(self, index)
+
+    def last_bounded(self) -> int:
+        """How many operations there are up to the last `Bounded` one."""
+        bounded = [isinstance(op, Bounded) for op in self.operations]
+        return max((i + 1 for i, yes in enumerate(bounded) if yes), default=0)
 
     def prefix(self) -> list[Affine]:
         """The operations through which the input is still affine."""
@@ -211,6 +224,12 @@ class Symbol:
         if activation.is_identity:
             return self
         return self.program.add(Convex, [self], activation=activation)
+
+    def activate(self, activation: Activation) -> Symbol:
+        """Any activation of this tensor, elementwise."""
+        if isinstance(activation, ConvexActivation):
+            return self.convex(activation)
+        return self.program.add(Bounded, [self], activation=activation)
 
     def max(self, axis: int | tuple[int, ...]) -> Symbol:
         """The maximum over one negative (counted from the end) axis, or some.

@@ -10,8 +10,9 @@ from __future__ import annotations
 import tensorflow as tf
 
 from keras_rub.bounds.first_layer import WIDEST_MATRIX, FirstLayer, matrix_of
-from keras_rub.bounds.linear import Interval, convex_lines
+from keras_rub.bounds.linear import convex_lines
 from keras_rub.bounds.linearised import linearise, vertex_scores
+from keras_rub.bounds.lines import Interval
 from keras_rub.bounds.program import Affine, Convex
 from keras_rub.bounds.vertices import VertexBound
 

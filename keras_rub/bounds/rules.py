@@ -7,6 +7,8 @@ nothing else.
 
 from __future__ import annotations
 
+import functools
+
 import keras
 import tensorflow as tf
 from keras import layers, ops
@@ -21,11 +23,11 @@ def _like(weight, tensor: tf.Tensor) -> tf.Tensor:
 
 
 def _activate(layer, x: Symbol, activation) -> Symbol:
-    convex = activations.from_keras(activation)
-    if convex is None:
+    known = activations.from_keras(activation)
+    if known is None:
         name = getattr(activation, "__name__", type(activation).__name__)
         raise unsupported(layer, f"with activation {name!r}")
-    return x.convex(convex)
+    return x.activate(known)
 
 
 # Layers with a kernel ------------------------------------------------------
@@ -95,6 +97,55 @@ def _depthwise_conv(layer, x):
             kernel,
             strides=tuple(layer.strides),
             padding=layer.padding,
+            dilation_rate=layer.dilation_rate,
+            data_format=layer.data_format,
+        )
+
+    return _linear_with_kernel(layer, x, product)
+
+
+@register_rule(layers.SeparableConv1D, layers.SeparableConv2D)
+def _separable_conv(layer, x):
+    def depthwise(t, kernel):
+        return ops.depthwise_conv(
+            t,
+            kernel,
+            strides=tuple(layer.strides),
+            padding=layer.padding,
+            dilation_rate=layer.dilation_rate,
+            data_format=layer.data_format,
+        )
+
+    def pointwise(t, kernel):
+        return ops.conv(
+            t, kernel, padding="valid", data_format=layer.data_format
+        )
+
+    if layer.padding == "causal":
+        raise unsupported(layer, "with padding 'causal'")
+    y = x.affine(
+        lambda t: depthwise(t, _like(layer.depthwise_kernel, t)),
+        lambda r: depthwise(r, tf.abs(_like(layer.depthwise_kernel, r))),
+    ).affine(
+        lambda t: _add_bias(
+            layer, pointwise(t, _like(layer.pointwise_kernel, t))
+        ),
+        lambda r: pointwise(r, tf.abs(_like(layer.pointwise_kernel, r))),
+    )
+    return _activate(layer, y, layer.activation)
+
+
+@register_rule(
+    layers.Conv1DTranspose, layers.Conv2DTranspose, layers.Conv3DTranspose
+)
+def _conv_transpose(layer, x):
+    def product(t, kernel):
+        return ops.conv_transpose(
+            t,
+            kernel,
+            strides=list(layer.strides),
+            padding=layer.padding,
+            output_padding=layer.output_padding,
             dilation_rate=layer.dilation_rate,
             data_format=layer.data_format,
         )
@@ -176,6 +227,7 @@ _MOVES = (
 _COPIES_AND_MEANS = (
     layers.RepeatVector,
     layers.UpSampling1D,
+    layers.UpSampling3D,
     layers.AveragePooling1D,
     layers.AveragePooling2D,
     layers.AveragePooling3D,
@@ -196,6 +248,13 @@ def _copy_or_mean(layer, x):
     return x.affine(layer.call, layer.call)
 
 
+@register_rule(layers.UpSampling2D)
+def _up_sampling(layer, x):
+    if layer.interpolation not in ("nearest", "bilinear"):
+        raise unsupported(layer, f"with interpolation {layer.interpolation!r}")
+    return x.affine(layer.call, layer.call)
+
+
 _IDENTITY_AT_INFERENCE = (
     layers.InputLayer,
     layers.Identity,
@@ -207,6 +266,30 @@ _IDENTITY_AT_INFERENCE = (
     layers.GaussianDropout,
     layers.GaussianNoise,
     layers.ActivityRegularization,
+    layers.AugMix,
+    layers.CutMix,
+    layers.MixUp,
+    layers.RandAugment,
+    # All but RandomCrop, which changes the size.
+    layers.RandomBrightness,
+    layers.RandomColorDegeneration,
+    layers.RandomColorJitter,
+    layers.RandomContrast,
+    layers.RandomElasticTransform,
+    layers.RandomErasing,
+    layers.RandomFlip,
+    layers.RandomGaussianBlur,
+    layers.RandomGrayscale,
+    layers.RandomHue,
+    layers.RandomInvert,
+    layers.RandomPerspective,
+    layers.RandomPosterization,
+    layers.RandomRotation,
+    layers.RandomSaturation,
+    layers.RandomSharpness,
+    layers.RandomShear,
+    layers.RandomTranslation,
+    layers.RandomZoom,
 )
 
 
@@ -218,7 +301,13 @@ def _identity(layer, x):
 # Activations as layers -----------------------------------------------------
 
 
-@register_rule(layers.ReLU, layers.LeakyReLU, layers.ELU, layers.Activation)
+@register_rule(
+    layers.ReLU,
+    layers.LeakyReLU,
+    layers.PReLU,
+    layers.ELU,
+    layers.Activation,
+)
 def _activation(layer, x):
     return _activate(layer, x, layer)
 
@@ -348,6 +437,62 @@ def _concatenate(layer, xs):
     return affine(xs, join, join)
 
 
+_PRODUCT = (
+    "of two tensors that both move with the input: their product is no "
+    "affine map"
+)
+
+
+@register_rule(layers.Multiply)
+def _multiply_layer(layer, xs):
+    return functools.reduce(lambda a, b: _multiply(layer, a, b), xs)
+
+
+@register_rule(layers.Maximum)
+def _maximum_layer(layer, xs):
+    return functools.reduce(_maximum, xs)
+
+
+@register_rule(layers.Minimum)
+def _minimum_layer(layer, xs):
+    return functools.reduce(_minimum, xs)
+
+
+def _maximum(a, b) -> Symbol:
+    if isinstance(a, Symbol) and isinstance(b, Symbol):
+
+        def stack(a, b):
+            # Each may have to be copied to the shape of the other.
+            return tf.stack([a + 0.0 * b, b + 0.0 * a], axis=-1)
+
+        return affine([a, b], stack, stack).max(axis=-1)
+    x, constant = (a, b) if isinstance(a, Symbol) else (b, a)
+    lifted = x.affine(lambda t: t - _like(constant, t), tf.identity)
+    out = lifted.convex(activations.RELU)
+    return out.affine(lambda t: t + _like(constant, t), tf.identity)
+
+
+def _minimum(a, b) -> Symbol:
+    return _minus(_maximum(_minus(a), _minus(b)))
+
+
+def _minus(x):
+    if isinstance(x, Symbol):
+        return x.affine(lambda t: -t, lambda r: r)
+    return -x
+
+
+_DIVISION = (
+    "divides by a spread that moves with the input: no affine map, and no "
+    "activation of single features"
+)
+
+
+@register_rule(layers.LayerNormalization, layers.GroupNormalization)
+def _sample_normalization(layer, x):
+    raise unsupported(layer, f"which {_DIVISION}")
+
+
 # Plain arithmetic in a functional graph -------------------------------------
 
 
@@ -389,7 +534,7 @@ register_rule(_operation_type(lambda a, b: a - b))(_binary((1, -1)))
 @register_rule(_operation_type(lambda a, b: a * b))
 def _multiply(operation, a, b):
     if isinstance(a, Symbol) and isinstance(b, Symbol):
-        raise unsupported(operation, "of two tensors")
+        raise unsupported(operation, _PRODUCT)
     x, factor = (a, b) if isinstance(a, Symbol) else (b, a)
     return _scale_and_shift(x, lambda t: (_like(factor, t), 0.0))
 
@@ -403,17 +548,68 @@ def _divide(operation, a, b):
 
 @register_rule(_operation_type(lambda a, b: -a))
 def _negative(operation, x):
-    return x.affine(lambda t: -t, lambda r: r)
+    return _minus(x)
 
 
-@register_rule(_operation_type(lambda a, b: ops.relu(a)))
-def _relu_operation(operation, x):
-    return x.convex(activations.leaky_relu(0.0))
+@register_rule(_operation_type(ops.maximum))
+def _maximum_operation(operation, a, b):
+    return _maximum(a, b)
 
 
-@register_rule(_operation_type(lambda a, b: keras.activations.relu(a)))
-def _relu_function(operation, x):
-    slope = float(operation.negative_slope)
-    if operation.max_value is not None or operation.threshold or slope > 1.0:
-        raise unsupported(operation, "with a limit or a threshold")
-    return x.convex(activations.leaky_relu(slope))
+@register_rule(_operation_type(ops.minimum))
+def _minimum_operation(operation, a, b):
+    return _minimum(a, b)
+
+
+@register_rule(_operation_type(lambda a, b: a[:, :1]))
+def _slice(operation, x, key):
+    first = key[0] if isinstance(key, tuple) else key
+    if first not in (slice(None), Ellipsis):
+        raise unsupported(operation, "of single samples")
+    return x.affine(lambda t: t[key], lambda r: r[key], monomial=True)
+
+
+@register_rule(
+    _operation_type(lambda a, b: ops.reshape(a, (-1, 2, 1))),
+    _operation_type(lambda a, b: ops.expand_dims(a, -1)),
+    _operation_type(lambda a, b: ops.squeeze(ops.expand_dims(a, -1), -1)),
+    _operation_type(lambda a, b: ops.transpose(a, (0, 1))),
+    _operation_type(lambda a, b: ops.flip(a, 1)),
+    _operation_type(lambda a, b: ops.mean(a, 1)),
+    _operation_type(lambda a, b: ops.sum(a, 1)),
+)
+def _linear_operation(operation, x):
+    if _mixes_samples(operation):
+        raise unsupported(operation, "over the batch axis")
+    return x.affine(operation.call, operation.call)
+
+
+def _mixes_samples(operation) -> bool:
+    """Whether an operation does more than keep the batch axis in front."""
+    if hasattr(operation, "newshape"):
+        return operation.newshape[0] not in (-1, None)
+    if hasattr(operation, "axes"):
+        return operation.axes is None or operation.axes[0] != 0
+    axes = operation.axis
+    if axes is None:
+        return True
+    return 0 in (axes if isinstance(axes, (list, tuple)) else [axes])
+
+
+@register_rule(_operation_type(lambda a, b: ops.concatenate([a, b], 1)))
+def _concatenate_operation(operation, xs):
+    return _concatenate(operation, xs)
+
+
+def _activation_operation(form):
+    def rule(operation, x):
+        known = form(operation)
+        if known is None:
+            raise unsupported(operation)
+        return x.activate(known)
+
+    return rule
+
+
+for _type, _form in activations.operation_types().items():
+    register_rule(_type)(_activation_operation(_form))

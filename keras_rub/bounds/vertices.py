@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from keras_rub.bounds.competitors import Competitors
 from keras_rub.bounds.first_layer import first_layer
+from keras_rub.bounds.lines import Lines
 from keras_rub.bounds.majorant import Clean, Majorant, Relaxation
 from keras_rub.bounds.program import Program
 from keras_rub.bounds.vertex_expansion import VertexExpansion
@@ -58,6 +59,7 @@ class VertexBound:
             may take.
         choices: other lines below the activations than those of the paper;
             see `Relaxation`.
+        lines: what holds the other activations; see `Relaxation`.
     """
 
     def __init__(
@@ -71,8 +73,11 @@ class VertexBound:
         room: tuple[tf.Tensor, tf.Tensor] | None = None,
         memory_budget: int = 2**26,
         choices: Mapping[int, tf.Tensor] | None = None,
+        lines: Mapping[int, Lines] | None = None,
     ):
-        self.relaxation = Relaxation(program, clean, competitors, choices)
+        self.relaxation = Relaxation(
+            program, clean, competitors, choices, lines
+        )
         self.expansion = expansion
         self.x = x = clean.values[0]
         # [1] or [batch]: a common radius is multiplied into the vertices,

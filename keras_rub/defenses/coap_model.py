@@ -23,9 +23,8 @@ class COAPModel(MarginModel):
     large radii: ramp the radius.
 
     Args:
-        base: Sequential or Functional `keras.Model` with logits or
-            probabilities [batch, K] as its output, made of layers that have a
-            rule.
+        base: `keras.Model` with logits or probabilities [batch, K] as its
+            output, made of layers that have a rule.
         rho: float or function of the step. The radius, in the units of the
             base model's input. Defaults to `0.1`.
         norm: 1, 2 or `"inf"`. The norm of the perturbation. Defaults to
@@ -80,7 +79,9 @@ class COAPModel(MarginModel):
     def prepare(self):
         super().prepare()
         if not hasattr(self, "_problem"):
-            self._problem = Problem.of(self.base, self.perturbations)
+            self._problem = Problem.of(
+                self.base, self.perturbations, bound="the COAP bound"
+            )
 
     def robust_outputs(self, x, labels, rho, found):
         margins = self._problem.linear_margins(

@@ -48,9 +48,8 @@ class RUBModel(MarginModel):
     at chance. See `keras_rub.callbacks.RhoSchedule`, or pass a schedule.
 
     Args:
-        base: Sequential or Functional `keras.Model` with logits or
-            probabilities [batch, K] as its output, made of layers that have a
-            rule.
+        base: `keras.Model` with logits or probabilities [batch, K] as its
+            output, made of layers that have a rule.
         rho: float or function of the step. The radius, in the units of the
             base model's input. Defaults to `0.1`.
         norm: 1. There for the sake of the other defences, which know more
@@ -141,7 +140,10 @@ class RUBModel(MarginModel):
         super().prepare()
         if not hasattr(self, "_problem"):
             self._problem = Problem.of(
-                self.base, self.perturbations, self.memory_budget
+                self.base,
+                self.perturbations,
+                self.memory_budget,
+                bound="the RUB bound",
             )
 
     def search(self, x, labels, rho, training=False):

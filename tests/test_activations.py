@@ -1,0 +1,762 @@
+"""Activations that two lines hold: the lines, and networks of them."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import layers
+from numpy.testing import assert_allclose
+from scipy.special import erfc, expit
+
+import keras_rub
+from keras_rub.bounds import activations
+from keras_rub.bounds.lines import BoundedActivation, Interval
+from tests import sampling
+from tests.reference import randomise
+
+
+def own_bump(z):
+    """A user's own function: neither convex nor growing, without f'."""
+    return z / (1.0 + z * z)
+
+
+BUMP = BoundedActivation(
+    own_bump,
+    shapes=("concave", "convex", "concave", "convex"),
+    bends=(-np.sqrt(3.0), 0.0, np.sqrt(3.0)),
+)
+
+
+def prelu(slopes):
+    layer = layers.PReLU()
+    layer.build((None, len(slopes)))
+    layer.alpha.assign(slopes)
+    return layer
+
+
+def softplus(z):
+    return np.logaddexp(0.0, z)
+
+
+def elu(z, alpha):
+    return np.where(z > 0, z, alpha * np.expm1(np.minimum(z, 0)))
+
+
+def gelu_tanh(z):
+    return z * expit(2 * np.sqrt(2 / np.pi) * (z + 0.044715 * z**3))
+
+
+# name: (what Keras calls it, the same in float64)
+CURVES = {
+    "sigmoid": (keras.activations.sigmoid, expit),
+    "log_sigmoid": (keras.activations.log_sigmoid, lambda z: -softplus(-z)),
+    "tanh": (keras.activations.tanh, np.tanh),
+    "softsign": (keras.activations.softsign, lambda z: z / (1 + abs(z))),
+    "gelu": (
+        keras.activations.gelu,
+        lambda z: 0.5 * z * erfc(-z / np.sqrt(2.0)),
+    ),
+    "silu": (keras.activations.silu, lambda z: z * expit(z)),
+    "mish": (keras.activations.mish, lambda z: z * np.tanh(softplus(z))),
+    "selu": (
+        keras.activations.selu,
+        lambda z: 1.0507009873554805 * elu(z, 1.6732632423543772),
+    ),
+    "elu 2.5": (layers.ELU(alpha=2.5), lambda z: elu(z, 2.5)),
+    "relu6": (keras.activations.relu6, lambda z: np.clip(z, 0, 6)),
+    "relu with all": (
+        layers.ReLU(max_value=2.0, negative_slope=0.5, threshold=1.0),
+        lambda z: np.where(z > 1, np.minimum(z, 2), 0.5 * np.minimum(z - 1, 0)),
+    ),
+    "relu with max": (layers.ReLU(1.0, 0.1), lambda z: np.clip(z, 0.1 * z, 1)),
+    "relu with threshold": (
+        layers.ReLU(threshold=0.7),
+        lambda z: z * (z.astype("f4") > np.float32(0.7)),
+    ),
+    "leaky 1.5": (layers.LeakyReLU(1.5), lambda z: np.minimum(z, 1.5 * z)),
+    "hard_sigmoid": (
+        keras.activations.hard_sigmoid,
+        lambda z: np.clip(z / 6 + 0.5, 0, 1),
+    ),
+    "hard_tanh": (keras.activations.hard_tanh, lambda z: np.clip(z, -1, 1)),
+    "hard_silu": (
+        keras.activations.hard_silu,
+        lambda z: z * np.clip(z / 6 + 0.5, 0, 1),
+    ),
+    "sparse_sigmoid": (
+        keras.activations.sparse_sigmoid,
+        lambda z: np.clip(z / 2 + 0.5, 0, 1),
+    ),
+    "soft_shrink": (
+        keras.activations.soft_shrink,
+        lambda z: z - np.clip(z, -0.5, 0.5),
+    ),
+    "hard_shrink": (
+        keras.activations.hard_shrink,
+        lambda z: z * (abs(z) > 0.5),
+    ),
+    "prelu -0.75": (prelu([-0.75]), lambda z: np.where(z > 0, z, -0.75 * z)),
+    "prelu 0.25": (prelu([0.25]), lambda z: np.where(z > 0, z, 0.25 * z)),
+    "prelu 1.75": (prelu([1.75]), lambda z: np.where(z > 0, z, 1.75 * z)),
+}
+
+
+def record(name):
+    return activations.from_keras(CURVES[name][0])
+
+
+def intervals(rng, bends, count, dtype="float32"):
+    """Ranges of all widths, also at bends, saturated and of width zero."""
+    size = 10.0 ** rng.uniform(-6, 4, count)
+    center = rng.normal(size=count) * 10.0 ** rng.uniform(-3, 4, count)
+    center[: count // 2] = rng.normal(size=count // 2) * 2
+    for bend in bends:
+        some = rng.random(count) < 0.2
+        center[some] = bend + size[some] * rng.uniform(-1, 1, some.sum())
+    low, high = center - size / 2, center + size / 2
+    low[:5] = high[:5]
+    low[5:8], high[5:8] = -1e4, [1e4, 1e4, 3.0]
+    low[8], high[8] = -2.0, 1e4
+    ends = np.clip(np.stack([low, high]), -1e4, 1e4).astype(dtype)
+    return np.sort(ends, axis=0)
+
+
+def worst_violation(curve, exact, ends, points, dtype="float32"):
+    """How far f leaves the lines, beyond the rounding of f itself."""
+    low, high = ends.astype("float64")
+    lines = curve.lines(Interval(*map(tf.constant, ends)))
+    up, up_height, down, down_height = (
+        np.broadcast_to(part.numpy().astype("float64"), low.shape)
+        for part in lines
+    )
+    t = np.linspace(0, 1, points)[:, None]
+    # Dense at the ends too, where saturated curves bend.
+    z = np.concatenate(
+        [
+            low + t * (high - low),
+            low + t**4 * (high - low),
+            high - t**4 * (high - low),
+            *(np.clip(bend + 8 * (t - 0.5), low, high) for bend in curve.bends),
+        ]
+    )
+    z = np.clip(z.astype(dtype).astype("float64"), low, high)
+    value = exact(z)
+    above = value - (up * z + up_height)
+    below = (down * z + down_height) - value
+    # What NumPy rounds: f in the given type, and this check in float64.
+    ulp = np.finfo(dtype).eps * (abs(value) + 1e-3)
+    ulp += 1e-15 * (abs(up) + abs(down)) * abs(z)
+    return (np.maximum(above, below) - ulp).max(), z.size
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("name", CURVES)
+def test_lines_hold_the_function(name, dtype, rng):
+    curve, exact = record(name), CURVES[name][1]
+    assert isinstance(curve, BoundedActivation)
+    if "threshold" in name and dtype == "float64":
+        pytest.skip("the jump is at the float32 number")
+    ends = intervals(rng, curve.bends, 400, dtype)
+    excess, _ = worst_violation(curve, exact, ends, 60, dtype)
+    assert excess <= 0.0
+
+
+@pytest.mark.parametrize("name", CURVES)
+def test_records_are_the_functions_of_keras(name, rng):
+    curve, (function, exact) = record(name), CURVES[name]
+    z = np.concatenate(
+        [rng.normal(size=300) * 3, [-1e4, -30.0, 0.0, 30.0, 1e4]]
+    ).astype("float32")
+    value = curve.function(tf.constant(z[:, None])).numpy()[:, 0]
+    assert_allclose(value, np.ravel(function(z[:, None])), rtol=2e-5, atol=2e-6)
+    assert_allclose(value, exact(z.astype("float64")), rtol=2e-5, atol=1e-6)
+    slope = curve.slope_at(tf.constant(z[:, None])).numpy()[:, 0]
+    assert np.all(np.isfinite(slope))
+    step = 1e-4
+    ahead, behind = (exact(z.astype("float64") + s) for s in (step, -step))
+    # Off the kinks and jumps.
+    smooth = np.all([abs(z - bend) > 2 * step for bend in curve.bends], axis=0)
+    assert_allclose(
+        slope[smooth],
+        ((ahead - behind) / (2 * step))[smooth],
+        atol=1e-3,
+    )
+    steepest = np.max(curve.largest_slope(tf.float32))
+    assert np.all(abs(slope) <= steepest * (1 + 1e-6))
+
+
+def test_a_wrong_shape_is_caught_by_the_check(rng):
+    """A planted mistake: the check of the lines can fail."""
+    wrong = BoundedActivation(
+        tf.tanh, ("concave", "convex"), (0.0,), increasing=True
+    )
+    excess, _ = worst_violation(wrong, np.tanh, intervals(rng, (0.0,), 400), 60)
+    assert excess > 1e-2
+
+
+@pytest.mark.parametrize("name", ["tanh", "gelu", "relu6", "silu", "softsign"])
+def test_lines_are_the_lowest_in_the_middle(name, rng):
+    """No line through two points of the graph's hull is lower there."""
+    curve, exact = record(name), CURVES[name][1]
+    low, high = intervals(rng, curve.bends, 300)[:, 8:]
+    keep = (high - low > 0.1) & (high - low < 50)
+    low, high = low[keep], high[keep]
+    lines = curve.lines(Interval(tf.constant(low), tf.constant(high)))
+    low, high = low.astype("float64"), high.astype("float64")
+    middle = (low + high) / 2
+    t = np.linspace(0, 1, 401)[:, None]
+    z = low + t * (high - low)
+    value = exact(z)
+    # The hull in the middle: the best mean of a left and a right point.
+    left, right = z[:200:5], z[200::5]
+    share = (right[None] - middle) / (right[None] - left[:, None])
+    for sign, slope, height in (
+        (1, lines.upper_slope, lines.upper_height),
+        (-1, lines.lower_slope, lines.lower_height),
+    ):
+        mean = share * value[:200:5][:, None] + (1 - share) * value[200::5]
+        hull = np.maximum((sign * mean).max((0, 1)), sign * exact(middle))
+        found = sign * (slope.numpy() * middle + height.numpy())
+        gap = found - hull
+        assert np.all(gap >= -1e-5)
+        assert np.all(gap <= 2e-3 * (1 + abs(hull)) * np.maximum(1, high - low))
+
+
+def test_gradient_of_the_lines_is_finite():
+    for name in CURVES:
+        curve = record(name)
+        low = tf.constant([[-1e4], [-2.0], [0.0], [1.0], [5.0]])
+        high = tf.constant([[1e4], [3.0], [0.0], [1.0], [1e4]])
+        with tf.GradientTape() as tape:
+            tape.watch([low, high])
+            lines = curve.lines(Interval(low, high))
+            total = tf.add_n([tf.reduce_sum(part) for part in lines])
+        for gradient in tape.gradient(total, [low, high]):
+            assert np.all(np.isfinite(gradient)), name
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"shapes": ("convex",), "bends": (0.0,)},
+        {"shapes": ("convex", "bent"), "bends": (0.0,)},
+        {"shapes": ("convex",) * 3, "bends": (1.0, 0.0)},
+    ],
+)
+def test_impossible_shapes_are_refused(settings):
+    with pytest.raises(ValueError, match="Received: `shapes="):
+        BoundedActivation(tf.tanh, **settings)
+
+
+# Networks ---------------------------------------------------------------------
+
+
+def network(activation, features=4, hidden=(6, 5), classes=3):
+    def make():
+        if isinstance(activation, layers.Layer):
+            config = activation.get_config()
+            return type(activation).from_config({**config, "name": None})
+        return layers.Activation(activation)
+
+    model = keras.Sequential([keras.Input((features,))])
+    for units in hidden:
+        model.add(layers.Dense(units))
+        model.add(make())
+    model.add(layers.Dense(classes))
+    return model
+
+
+def try_to_break(model, x, y, found, rho, norm, rng, count, **limits):
+    """Asserts that no reachable point is beyond the bounds; counts them."""
+    tried = 0
+    for i in range(len(x)):
+        points = sampling.reachable(rng, x[i], rho, norm, count=count, **limits)
+        if not limits:
+            climbed = sampling.ascend(model, x[i], y[i], rho, norm, steps=6)
+            points = np.concatenate([points, climbed])
+        margins = sampling.margins(model, points, y[i])
+        slack = 1e-5 * (1.0 + np.abs(margins).max())
+        for result in found:
+            assert np.all(margins <= result.margins[i] + slack), result.method
+            if result.certified[i]:
+                others = np.delete(margins, y[i], axis=1)
+                assert np.all(others < 0.0)
+        tried += len(points)
+    return tried
+
+
+def bounds_of(model, x, y, rho, norm, methods=None, **limits):
+    if methods is None:
+        methods = {1: ("rub", "crown"), 2: ("crown",), "inf": ("coap",)}[norm]
+    return [
+        keras_rub.certify(
+            model, x, y, rho=rho, norm=norm, method=method, verbose=0, **limits
+        )
+        for method in methods
+    ]
+
+
+# One of each kind; the slow test does all of them.
+SOME = ["tanh", "gelu", "relu6", "prelu -0.75", "relu with all"]
+
+
+@pytest.mark.parametrize("name", SOME)
+def test_networks_are_sound(name, rng):
+    model = randomise(network(CURVES[name][0]), rng)
+    x = rng.normal(size=(2, 4)).astype("float32")
+    y = model.predict(x, verbose=0).argmax(1)
+    for norm in (1, 2, "inf"):
+        for rho in (0.0, 0.1, 1.0):
+            found = bounds_of(model, x, y, rho, norm)
+            try_to_break(model, x, y, found, rho, norm, rng, 300)
+            if rho == 0.0:
+                clean = sampling.margins(model, x, 0)
+                clean -= np.take_along_axis(clean, y[:, None], 1)
+                for result in found:
+                    assert_allclose(result.margins, clean, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [
+        {"input_range": (0.0, 1.0)},
+        {"mask": np.array([True, False, True, True])},
+        {
+            "weights": np.array([0.5, 1.0, 2.0, 1.0]),
+            "input_range": (0.0, 1.0),
+        },
+    ],
+)
+@pytest.mark.parametrize("name", ["tanh", "silu"])
+def test_limits_of_the_attacker_are_respected(name, limits, rng):
+    model = randomise(network(CURVES[name][0]), rng)
+    x = rng.uniform(size=(2, 4)).astype("float32")
+    x[0, 0], x[1, 2] = 0.0, 1.0
+    y = model.predict(x, verbose=0).argmax(1)
+    for rho in (0.2, 1.5):
+        free = bounds_of(model, x, y, rho, 1)
+        found = bounds_of(model, x, y, rho, 1, **limits)
+        # Weights below 1 allow more than the plain ball.
+        if "weights" not in limits:
+            for tight, loose in zip(found, free, strict=True):
+                assert np.all(tight.margins <= loose.margins + 1e-4)
+        try_to_break(model, x, y, found, rho, 1, rng, 300, **limits)
+
+
+def test_alpha_rub_and_decisions_agree(rng):
+    model = randomise(network("gelu"), rng)
+    x = rng.normal(size=(6, 4)).astype("float32")
+    y = model.predict(x, verbose=0).argmax(1)
+    for limits in ({}, {"input_range": (-5.0, 5.0)}):
+        for rho in (0.02, 0.2):
+            rub, alpha = bounds_of(
+                model, x, y, rho, 1, ("rub", "alpha-rub"), **limits
+            )
+            assert np.all(alpha.margins <= rub.margins + 1e-5)
+            quick = keras_rub.certify(
+                model,
+                x,
+                y,
+                rho=rho,
+                norm=1,
+                method="rub",
+                decide_only=True,
+                verbose=0,
+                **limits,
+            )
+            assert np.array_equal(quick.certified, rub.certified)
+    radius = keras_rub.certified_radius(
+        model, x, y, norm=1, method="rub", verbose=0
+    )
+    assert np.all(radius > 0)
+    exact = keras_rub.certify(
+        model, x, y, rho=0.1, norm=1, method="rub", dtype="float64", verbose=0
+    )
+    single = bounds_of(model, x, y, 0.1, 1, ("rub",))[0]
+    assert_allclose(single.margins, exact.margins, rtol=1e-3, atol=1e-4)
+
+
+def test_mixed_network_is_sound(rng):
+    """Lines, convex activations, maxima and sums in one network."""
+    inputs = keras.Input((6, 6, 1))
+    h = layers.Conv2D(3, 3, activation="relu6", padding="same")(inputs)
+    h = layers.MaxPooling2D(2)(h)
+    h = layers.DepthwiseConv2D(2, padding="same", activation="silu")(h) + h
+    h = layers.Conv2D(4, 2, activation="relu")(h)
+    h = layers.Flatten()(h)
+    h = layers.Maximum()([layers.Dense(5, "tanh")(h), layers.Dense(5)(h)])
+    model = randomise(keras.Model(inputs, layers.Dense(3)(h)), rng)
+    x = rng.uniform(size=(2, 6, 6, 1)).astype("float32")
+    y = model.predict(x, verbose=0).argmax(1)
+    for norm, rho in ((1, 0.3), (2, 0.1), ("inf", 0.03)):
+        found = bounds_of(model, x, y, rho, norm)
+        try_to_break(model, x, y, found, rho, norm, rng, 400)
+
+
+def exact_margin(model, x, y, rho):
+    """The largest margins of a network of one input, on a fine grid."""
+    points = np.linspace(x[0] - rho, x[0] + rho, 200001, dtype="float32")
+    return sampling.margins(model, points[:, None], y).max(axis=0)
+
+
+@pytest.mark.parametrize("name", ["tanh", "gelu", "mish", "hard_silu"])
+def test_one_input_solved_on_a_grid(name, rng):
+    """Never below the exact maximum, and equal to it for a single line."""
+    function = CURVES[name][0]
+    model = randomise(network(function, 1, (4,), 2), rng)
+    x = rng.normal(size=(1, 1)).astype("float32")
+    y = model.predict(x, verbose=0).argmax(1)
+    for rho in (0.01, 0.5, 20.0):
+        exact = exact_margin(model, x[0], y[0], rho)
+        for result in bounds_of(model, x, y, rho, 1):
+            assert np.all(result.margins[0] >= exact - 1e-5)
+            if rho == 0.01:
+                assert_allclose(result.margins[0], exact, atol=2e-3)
+
+
+def test_saturated_networks_are_sound(rng):
+    for name in ("tanh", "sigmoid", "gelu", "relu6", "softsign", "exponential"):
+        scale = 5.0 if name == "exponential" else 3e3
+        model = randomise(network(name), rng)
+        kernel, bias = model.layers[0].get_weights()
+        model.layers[0].set_weights([kernel * scale, bias])
+        x = rng.normal(size=(2, 4)).astype("float32")
+        y = model.predict(x, verbose=0).argmax(1)
+        for norm in (1, "inf"):
+            found = bounds_of(model, x, y, 1.0, norm)
+            for result in found:
+                assert not np.any(np.isnan(result.margins)), name
+            try_to_break(model, x, y, found, 1.0, norm, rng, 300)
+
+
+def test_a_planted_mistake_breaks_a_bound(rng, monkeypatch):
+    """Lines that are a little too low are found by the same harness."""
+    model = randomise(network("tanh"), rng)
+    x = rng.normal(size=(2, 4)).astype("float32")
+    y = model.predict(x, verbose=0).argmax(1)
+    right = BoundedActivation.lines
+
+    def too_low(self, interval):
+        lines = right(self, interval)
+        gap = 0.3 * (interval.high - interval.low)
+        return lines._replace(
+            upper_height=lines.upper_height - gap,
+            lower_height=lines.lower_height + gap,
+        )
+
+    monkeypatch.setattr(BoundedActivation, "lines", too_low)
+    for method in ("rub", "crown"):
+        found = bounds_of(model, x, y, 0.5, 1, (method,))
+        with pytest.raises(AssertionError):
+            try_to_break(model, x, y, found, 0.5, 1, rng, 300)
+
+
+# The published relaxation, in NumPy -------------------------------------------
+
+
+def published_lines(f, slope, low, high):
+    """Tangents and chords of CROWN for an S-shaped function around 0."""
+
+    def tangent_from(end, left, right):
+        for _ in range(100):
+            middle = (left + right) / 2
+            line = (f(middle) - f(end)) / np.where(
+                middle == end, 1.0, middle - end
+            )
+            # Away from the end the line gets flatter once it has touched.
+            past = slope(middle) < line
+            far = past if right[0] > left[0] else past
+            left = np.where(far, left, middle)
+            right = np.where(far, middle, right)
+        return (left + right) / 2
+
+    chord = (f(high) - f(low)) / (high - low)
+    middle = (low + high) / 2
+    touch_up = tangent_from(low, np.zeros_like(high), np.maximum(high, 1e-9))
+    touch_down = tangent_from(high, np.zeros_like(low), np.minimum(low, -1e-9))
+    up = np.where(high <= 0, chord, np.where(low >= 0, slope(middle), np.nan))
+    down = np.where(high <= 0, slope(middle), np.where(low >= 0, chord, np.nan))
+    up = np.where(
+        np.isnan(up), np.where(chord <= slope(high), chord, slope(touch_up)), up
+    )
+    down = np.where(
+        np.isnan(down),
+        np.where(chord <= slope(low), chord, slope(touch_down)),
+        down,
+    )
+    grid = low + np.linspace(0, 1, 2001)[:, None] * (high - low)
+    rest = f(grid)
+    return (
+        up,
+        (rest - up * grid).max(0),
+        down,
+        (rest - down * grid).min(0),
+    )
+
+
+def published_margins(model, f, slope, x, y, rho):
+    """CROWN's bound of one input over an inf ball, by plain substitution."""
+    dense = [layer for layer in model.layers if layer.weights]
+    weights = [
+        [array.astype("float64") for array in layer.get_weights()]
+        for layer in dense
+    ]
+    lines = []
+
+    def highest(rows, depth):
+        """Largest values of rows times the output of Dense `depth`."""
+        kernel, bias = weights[depth]
+        height, rows = rows @ bias, rows @ kernel.T
+        for earlier in reversed(range(depth)):
+            up, up_height, down, down_height = lines[earlier]
+            plus, minus = np.maximum(rows, 0), np.minimum(rows, 0)
+            height = height + plus @ up_height + minus @ down_height
+            rows = plus * up + minus * down
+            kernel, bias = weights[earlier]
+            height, rows = height + rows @ bias, rows @ kernel.T
+        return height + rows @ x + rho * np.abs(rows).sum(1)
+
+    for depth, (_, bias) in enumerate(weights[:-1]):
+        eye = np.eye(bias.size)
+        high, low = highest(eye, depth), -highest(-eye, depth)
+        lines.append(published_lines(f, slope, low, high))
+    eye = np.eye(weights[-1][1].size)
+    return highest(eye - eye[y], len(weights) - 1)
+
+
+@pytest.mark.parametrize("name", ["tanh", "sigmoid"])
+def test_crown_is_no_looser_than_published(name, rng):
+    f = {"tanh": np.tanh, "sigmoid": expit}[name]
+
+    def slope(z):
+        if name == "tanh":
+            return 1 - np.tanh(z) ** 2
+        return expit(z) * expit(-z)
+
+    ours, theirs = [], []
+    for seed in range(3):
+        some = np.random.default_rng(seed)
+        model = randomise(network(name, 5, (8, 8), 3), some)
+        x = some.normal(size=(4, 5)).astype("float32")
+        y = model.predict(x, verbose=0).argmax(1)
+        for rho in (0.02, 0.1, 0.3):
+            found = bounds_of(model, x, y, rho, "inf", ("crown",))[0].margins
+            known = np.stack(
+                [
+                    published_margins(model, f, slope, x[i], y[i], rho)
+                    for i in range(len(x))
+                ]
+            )
+            keep = np.arange(3) != y[:, None]
+            ours.append(found[keep])
+            theirs.append(known[keep])
+    ours, theirs = np.concatenate(ours), np.concatenate(theirs)
+    # Both hold; ours is lower on the whole and never much higher.
+    assert ours.mean() <= theirs.mean() + 1e-5
+    assert np.mean(ours <= theirs + 1e-4 * (1 + abs(theirs))) > 0.8
+
+
+# Training, export, and activations of one's own -------------------------------
+
+
+@pytest.mark.parametrize("name", ["gelu", "tanh"])
+@pytest.mark.parametrize("defense", ["RUBModel", "COAPModel"])
+def test_training_lowers_the_worst_case(defense, name, rng):
+    keras.utils.set_random_seed(3)
+    base = network(name, 3, (12,), 2)
+    x = rng.normal(size=(96, 3)).astype("float32")
+    y = (x[:, 0] > 0).astype("int32")
+    settings = {"norm": "inf"} if defense == "COAPModel" else {}
+    model = getattr(keras_rub, defense)(base, rho=0.2, **settings)
+    model.compile(
+        keras.optimizers.Adam(0.03), "sparse_categorical_crossentropy"
+    )
+    losses = model.fit(x, y, epochs=12, batch_size=32, verbose=0).history[
+        "loss"
+    ]
+    assert np.all(np.isfinite(losses))
+    assert losses[-1] < 0.8 * losses[0]
+
+
+def test_gradient_of_the_bound_is_right(rng):
+    """Against a difference quotient, in float64."""
+    from keras_rub.bounds.problem import Problem
+
+    base = randomise(network("tanh", 3, (4, 4), 2), rng)
+    problem = Problem.of(base, keras_rub.PerturbationSet(1))
+    x = tf.constant(rng.normal(size=(2, 3)))
+    labels = tf.constant([0, 1])
+    rho = tf.constant(0.3, tf.float64)
+
+    def value(shift):
+        bound = problem.vertex_bound(x + shift, labels, rho)
+        return tf.reduce_sum(bound.worst_case().margins)
+
+    shift = tf.zeros_like(x)
+    with tf.GradientTape() as tape:
+        tape.watch(shift)
+        bound = problem.vertex_bound(x + shift, labels, rho)
+        total = tf.reduce_sum(bound.at_worst_case(bound.worst_case()))
+    gradient = tape.gradient(total, shift).numpy()
+    step = 1e-4
+    for i, j in ((0, 0), (1, 2)):
+        move = np.zeros((2, 3))
+        move[i, j] = step
+        quotient = (value(move) - value(-move)) / (2 * step)
+        assert_allclose(gradient[i, j], quotient, rtol=5e-2, atol=1e-2)
+
+
+def test_an_activation_of_ones_own(rng, monkeypatch):
+    known = dict(activations._FUNCTIONS)
+    monkeypatch.setattr(activations, "_FUNCTIONS", known)
+    model = randomise(network(own_bump), rng)
+    x = rng.normal(size=(2, 4)).astype("float32")
+    y = model.predict(x, verbose=0).argmax(1)
+    with pytest.raises(
+        keras_rub.UnsupportedLayerError, match="own_bump.*register_activation"
+    ):
+        keras_rub.certify(model, x, y, rho=0.1)
+    keras_rub.register_activation(own_bump, BUMP)
+    for norm in (1, 2, "inf"):
+        for rho in (0.1, 1.0):
+            found = bounds_of(model, x, y, rho, norm)
+            try_to_break(model, x, y, found, rho, norm, rng, 300)
+
+
+def test_only_records_can_be_registered():
+    with pytest.raises(ValueError, match="Received: `activation="):
+        keras_rub.register_activation(own_bump, tf.tanh)
+
+
+# Subclassed models ------------------------------------------------------------
+
+
+class Block(keras.Model):
+    """A residual block, called inside a subclassed model."""
+
+    def __init__(self, units):
+        super().__init__()
+        self.inner = layers.Dense(units, "gelu")
+
+    def call(self, x):
+        return x + self.inner(x)
+
+
+class Subclassed(keras.Model):
+    def __init__(self, twist=None):
+        super().__init__()
+        self.first = layers.Dense(5)
+        self.block = Block(5)
+        self.drop = layers.Dropout(0.5)
+        self.last = layers.Dense(3)
+        self.twist = twist or (lambda h: h)
+
+    def call(self, x, training=False):
+        h = keras.ops.tanh(self.first(x))
+        h = self.twist(h)
+        h = self.drop(self.block(self.block(h)), training=training)
+        return self.last(h)
+
+
+def test_subclassed_models_are_traced(rng):
+    model = Subclassed()
+    x = rng.normal(size=(2, 4)).astype("float32")
+    model(x)
+    randomise(model, rng)
+    y = np.asarray(model(x)).argmax(1)
+    inputs = keras.Input((4,))
+    same = keras.Model(inputs, model.call(inputs))
+    for norm in (1, "inf"):
+        found = bounds_of(model, x, y, 0.3, norm)
+        known = bounds_of(same, x, y, 0.3, norm)
+        for one, other in zip(found, known, strict=True):
+            assert_allclose(one.margins, other.margins, rtol=1e-5)
+        try_to_break(model, x, y, found, 0.3, norm, rng, 300)
+
+
+def test_the_line_in_the_way_is_named(rng):
+    model = Subclassed(twist=lambda h: h if tf.reduce_sum(h) > 0 else -h)
+    x = rng.normal(size=(2, 4)).astype("float32")
+    model(x)
+    with pytest.raises(
+        keras_rub.UnsupportedLayerError,
+        match="line [0-9]+ of test_activations.py, `.*reduce_sum",
+    ):
+        keras_rub.certify(model, x, rho=0.1)
+    with pytest.raises(keras_rub.UnsupportedLayerError, match="not seen"):
+        keras_rub.certify(Subclassed(), x, rho=0.1)
+
+
+# Many points, and large networks ----------------------------------------------
+
+
+@pytest.mark.slow
+def test_a_million_points_of_lines(rng):
+    tried = 0
+    for name in CURVES:
+        curve, exact = record(name), CURVES[name][1]
+        ends = intervals(rng, curve.bends, 1000)
+        excess, count = worst_violation(curve, exact, ends, 60)
+        assert excess <= 0.0, name
+        tried += count
+    assert tried >= 1_000_000
+
+
+@pytest.mark.slow
+def test_a_million_points_of_networks():
+    tried = 0
+    for name in [*CURVES, "exponential"]:
+        some = np.random.default_rng(len(name))
+        function = CURVES[name][0] if name in CURVES else name
+        model = randomise(network(function), some)
+        x = some.normal(size=(3, 4)).astype("float32")
+        y = model.predict(x, verbose=0).argmax(1)
+        for norm in (1, 2, "inf"):
+            for rho in (0.05, 0.5, 3.0):
+                found = bounds_of(model, x, y, rho, norm)
+                tried += try_to_break(model, x, y, found, rho, norm, some, 1700)
+    assert tried >= 1_000_000
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["MobileNetV2", "ResNet50V2", "VGG16"])
+def test_applications_are_certified(name, rng):
+    keras.utils.set_random_seed(0)
+    model = getattr(keras.applications, name)(
+        weights=None,
+        input_shape=(32, 32, 3),
+        classes=10,
+        classifier_activation=None,
+    )
+    x = rng.uniform(size=(1, 32, 32, 3)).astype("float32")
+    mask = np.zeros((32, 32, 3), bool)
+    mask[10:12, 10:12] = True
+    result = keras_rub.certify(
+        model,
+        x,
+        rho=1e-4,
+        norm=1,
+        method="rub",
+        mask=mask,
+        memory_budget=2**28,
+        verbose=0,
+    )
+    assert np.all(np.isfinite(result.margins))
+    points = sampling.reachable(rng, x[0], 1e-4, count=20, mask=mask)
+    margins = sampling.margins(model, points, result.predicted[0])
+    assert np.all(margins <= result.margins[0] + 1e-4 * (1 + abs(margins)))
+
+
+@pytest.mark.slow
+def test_efficient_net_says_why_not():
+    model = keras.applications.EfficientNetB0(
+        weights=None,
+        input_shape=(32, 32, 3),
+        classes=10,
+        classifier_activation=None,
+    )
+    with pytest.raises(keras_rub.UnsupportedLayerError) as error:
+        keras_rub.certify(model, np.zeros((1, 32, 32, 3)), rho=1e-4)
+    assert "block1a_se_excite" in str(error.value)
+    assert "block7a_se_excite" in str(error.value)
+    assert "both move with the input" in str(error.value)
