@@ -179,7 +179,13 @@ def test_sigmoid_trains_on_its_logit(defence):
         keras.losses.BinaryCrossentropy(from_logits=True),
     )
     models = [
-        wrapped(defence, base, loss, metrics=["accuracy"])
+        wrapped(
+            defence,
+            base,
+            loss,
+            metrics=["accuracy"],
+            weighted_metrics=["binary_accuracy"],
+        )
         for base, loss in zip(bases, losses, strict=True)
     ]
     z = logits_by_hand(bases[0], X)
@@ -191,6 +197,7 @@ def test_sigmoid_trains_on_its_logit(defence):
         assert found["accuracy"] == pytest.approx(
             np.mean((z[:, 0] > 0) == TWO), abs=1e-6
         )
+        assert found["binary_accuracy"] == found["accuracy"]
         assert found["clean_loss"] == pytest.approx(
             cross_entropy(both_logits(z), TWO), rel=1e-5
         )
