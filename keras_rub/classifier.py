@@ -32,8 +32,11 @@ _FUNCTIONS = {
 }
 
 # Operations that the functions of `keras.ops` leave in a graph.
-_OPERATIONS = {"Softmax": "softmax", "LogSoftmax": "log_softmax",
-               "Sigmoid": "sigmoid"}  # fmt: skip
+_OPERATIONS = {
+    "Softmax": "softmax",
+    "LogSoftmax": "log_softmax",
+    "Sigmoid": "sigmoid",
+}
 
 # Layers whose `call` ends with their activation.
 _ACTIVATED = (
@@ -42,6 +45,13 @@ _ACTIVATED = (
     keras.layers.Conv1D,
     keras.layers.Conv2D,
     keras.layers.Conv3D,
+)
+
+# Layers that leave the number of outputs as it is.
+_ELEMENTWISE = (
+    keras.layers.Activation,
+    keras.layers.Identity,
+    keras.layers.Softmax,
 )
 
 
@@ -203,7 +213,7 @@ def width_of(base: keras.Model) -> int | None:
             return width_of(layer)
         if isinstance(layer, keras.layers.Dense):
             return layer.units
-        if not isinstance(layer, (keras.layers.Activation, *_PASSING)):
+        if not isinstance(layer, _ELEMENTWISE):
             return None
     return None
 
@@ -217,9 +227,10 @@ def layers_of(base: keras.Model) -> list[keras.layers.Layer]:
     return found
 
 
-@keras.saving.register_keras_serializable("keras_rub")
 class WithoutActivation(keras.layers.Layer):
     """A layer as if it had been made with `activation=None`.
+
+    It is never saved: the user's own model is.
 
     Args:
         layer: a built layer; its weights are read, none are made.
@@ -291,9 +302,6 @@ def _same_rows(before, after) -> bool:
         and after.shape[-1] == before.shape[-1]
         and all(size == 1 for size in before.shape[1:-1])
     )
-
-
-_PASSING = (keras.layers.Identity, keras.layers.Softmax)
 
 
 def _is_identity(operation) -> bool:

@@ -223,6 +223,10 @@ class RobustModel(keras.Model):
         self.__dict__["_own_loss"] = loss
         loss = self._loss_on_logits(loss)
         metrics = self._metrics_of_outputs(metrics)
+        if "weighted_metrics" in kwargs:
+            kwargs["weighted_metrics"] = self._metrics_of_outputs(
+                kwargs["weighted_metrics"]
+            )
         super().compile(optimizer, loss, loss_weights, metrics, *args, **kwargs)
         # Compiled metrics are Keras's to track: past its own bookkeeping.
         self.__dict__["_input_metrics"] = [
