@@ -153,10 +153,14 @@ def find_radius(
         return tf.reduce_max(found + allowance(rho), axis=-1)
 
     def prove(rows, rho):
-        some = [tf.gather(part, rows) for part in (x, labels)]
-        rho = tf.cast(rho, x.dtype)
-        found = tf.gather(witnesses, rows) if method.uses_vertices else None
-        return decide(problem, method, *some, rho, found).proved
+        return decide(
+            problem,
+            method,
+            tf.gather(x, rows),
+            tf.gather(labels, rows),
+            tf.cast(rho, x.dtype),
+            tf.gather(witnesses, rows) if method.uses_vertices else None,
+        ).proved
 
     accuracy = _GUESS_ACCURACY * tf.cast(tolerance, x.dtype)
     at_zero = tf.reduce_max(margins + allowance(0.0 * ones), axis=-1)
