@@ -51,6 +51,9 @@ _MEMORY_CASE = flags.DEFINE_string(
 )
 
 _FOOLBOX = "pgd-inf, 40 steps, foolbox"
+# Samples whose radii are measured.
+_RADII = 128
+
 _LOSS = "sparse_categorical_crossentropy"
 
 
@@ -369,6 +372,45 @@ def run_certify():
         ],
     )
     print(f"same decisions: {same}")
+    rows["radius"] = run_radius(model, x[:_RADII], y[:_RADII])
+    return rows
+
+
+def run_radius(model, x, y):
+    """`certified_radius` in calls of `certify` of the same method."""
+    rows, cells = {}, []
+    for method in ("rub", "auto"):
+        settings = {"method": method, "verbose": 0}
+        cases = {
+            "radius": lambda settings=settings: keras_rub.certified_radius(
+                model, x, y, **settings
+            ),
+            **{
+                f"certify, rho = {rho}": lambda rho=rho, settings=settings: (
+                    keras_rub.certify(model, x, y, rho=rho, **settings)
+                )
+                for rho in (1.0, 2.8)
+            },
+        }
+        seconds = {}
+        for name, run in cases.items():
+            run()  # traces
+            start = time.perf_counter()
+            run()
+            seconds[name] = time.perf_counter() - start
+        rows[method] = {
+            "seconds": {name: round(s, 3) for name, s in seconds.items()}
+        }
+        for name, value in seconds.items():
+            if name != "radius":
+                ratio = seconds["radius"] / value
+                rows[method][f"radius: N x {name}"] = round(ratio, 2)
+                cells.append([method, name, f"{ratio:.1f}"])
+    show(
+        f"certified_radius, tolerance 0.01, {len(x)} samples",
+        ["method", "in calls of", "radius: N x certify"],
+        cells,
+    )
     return rows
 
 

@@ -153,14 +153,13 @@ def find_radius(
         return tf.reduce_max(found + allowance(rho), axis=-1)
 
     def prove(rows, rho):
-        found = tf.gather(witnesses, rows) if method.uses_vertices else None
         return decide(
             problem,
             method,
             tf.gather(x, rows),
             tf.gather(labels, rows),
             tf.cast(rho, x.dtype),
-            found,
+            tf.gather(witnesses, rows) if method.uses_vertices else None,
         ).proved
 
     accuracy = _GUESS_ACCURACY * tf.cast(tolerance, x.dtype)

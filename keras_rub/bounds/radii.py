@@ -105,8 +105,8 @@ def largest_radius(
             boolean [n].
         usable: boolean tensor [batch]. The others get 0.
         guess: tensor [batch]. About where the radii are.
-        tolerance: float, or float64 tensor []. The radius returned is proved,
-            and within this fraction of one that is not.
+        tolerance: float, or float64 tensor []. The radius returned is
+            proved, and within this fraction of one that is not.
         max_radius: float, or float64 tensor []. Larger ones are returned as
             this.
         proved: tensor [batch], or `None`. Radii that are proved already.
