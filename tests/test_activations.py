@@ -738,7 +738,6 @@ def test_applications_are_certified(name, rng):
         norm=1,
         method="rub",
         mask=mask,
-        memory_budget=2**28,
         verbose=0,
     )
     assert np.all(np.isfinite(result.margins))
