@@ -334,12 +334,7 @@ def test_limits_of_the_attacker_are_respected(name, limits, rng):
     x[0, 0], x[1, 2] = 0.0, 1.0
     y = model.predict(x, verbose=0).argmax(1)
     for rho in (0.2, 1.5):
-        free = bounds_of(model, x, y, rho, 1)
         found = bounds_of(model, x, y, rho, 1, **limits)
-        # Weights below 1 allow more than the plain ball.
-        if "weights" not in limits:
-            for tight, loose in zip(found, free, strict=True):
-                assert np.all(tight.margins <= loose.margins + 1e-4)
         try_to_break(model, x, y, found, rho, 1, rng, 300, **limits)
 
 
