@@ -50,9 +50,9 @@ class LinearRelaxation:
             Defaults to `False`.
         count: int. How many operations to look at; `margins` needs all of
             them. Defaults to `None`, all.
-        memory_budget: int. Bytes that the substitution of one sample's rows
-            may take; wider values are bounded by interval arithmetic.
-            Defaults to `None`, without limit.
+        memory_budget: int. Bytes that the rows of one sample's substitution
+            may take, over all values that they pass; where they take more,
+            interval arithmetic is used. Defaults to `None`, without limit.
     """
 
     def __init__(
@@ -163,8 +163,8 @@ class LinearRelaxation:
         """Whether so many rows may be substituted at once."""
         if self.memory_budget is None:
             return True
-        widest = max(_size(known.low) for known in self.intervals.values())
-        return rows * widest * self.x.dtype.size <= self.memory_budget
+        total = sum(_size(known.low) for known in self.intervals.values())
+        return rows * total * self.x.dtype.size <= self.memory_budget
 
     def _both_sides(self, index: int, rows: tf.Tensor) -> Interval:
         """Bounds [batch, R] of linear functions of one value."""

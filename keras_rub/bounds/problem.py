@@ -135,7 +135,8 @@ class Problem:
             rho,
             self.perturbations,
             count=count,
-            memory_budget=self.memory_budget,
+            # Not all of the rows are alive at once.
+            memory_budget=4 * self.memory_budget,
         )
         return {
             operation.output: relaxation.lines[operation.output]
