@@ -23,6 +23,7 @@ FLOORS = [
         "bounds.rules",
     ],
     [
+        "bounds.radii",
         "bounds.maxima",
         "bounds.competitors",
         "bounds.majorant",
