@@ -1,5 +1,7 @@
 """The ramps of the radius."""
 
+import warnings
+
 import keras
 import numpy as np
 import pytest
@@ -48,3 +50,26 @@ def test_plain_model_is_refused():
             callbacks=[keras_rub.callbacks.RhoSchedule(1.0)],
             verbose=0,
         )
+
+
+def test_training_stuck_at_chance_is_said_once(rng):
+    x = rng.normal(size=(128, 4)).astype("float32")
+    y = rng.integers(0, 3, 128)
+
+    def train(rho, labels, **settings):
+        base = keras_rub.models.mlp([4], 3, (8,))
+        model = keras_rub.RUBModel(base, rho)
+        model.compile(
+            keras.optimizers.Adam(0.05), "sparse_categorical_crossentropy"
+        )
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            model.fit(x, labels, batch_size=4, verbose=0, **settings)
+        return [str(w.message) for w in caught if "chance" in str(w.message)]
+
+    (message,) = train(20.0, y, epochs=3)
+    assert "RhoSchedule" in message and "`rho=20`" in message
+    learnable = (x[:, 0] > 0).astype(int)
+    # Also where callbacks are given, in every form that Keras takes.
+    ramp = keras_rub.callbacks.RhoSchedule(epochs=2)
+    assert not train(0.05, learnable, epochs=2, callbacks=ramp)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
+import math
+import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -32,6 +35,37 @@ class Step(NamedTuple):
     rho: tf.Tensor
     mix: tf.Tensor
     found: Any
+
+
+class _StuckAtChance(keras.callbacks.Callback):
+    """Warns once, when an epoch has learned nothing at a radius above 0."""
+
+    # Too few steps say nothing, and a clean loss further off is not stuck.
+    _STEPS = 30
+    _NEAR = 0.02
+
+    def on_epoch_end(self, epoch, logs=None):
+        logs = logs or {}
+        chance = math.log(max(self.model.num_classes, 2))
+        steps = self.params.get("steps") or 0
+        loss, rho = logs.get("clean_loss"), logs.get("rho", 0.0)
+        if (
+            loss is None
+            or steps < self._STEPS
+            or not rho > 0.0
+            or abs(loss / chance - 1.0) > self._NEAR
+            or self.model.warned_of_chance
+        ):
+            return
+        self.model.warned_of_chance = True
+        warnings.warn(
+            f"Training is stuck at chance: the clean loss of epoch {epoch + 1} "
+            f"is {loss:.3f}, and that of guessing {chance:.3f}. Let the radius "
+            "grow (keras_rub.callbacks.RhoSchedule), give `input_range` if the "
+            "inputs have one, or take a smaller radius. "
+            f"Received: `rho={rho:g}`",
+            stacklevel=2,
+        )
 
 
 class RobustModel(keras.Model):
@@ -102,6 +136,7 @@ class RobustModel(keras.Model):
         self._set("mix", mix)
         # Whether the clean loss ever had a weight.
         self._mixes = "mix" in self._schedules or self.mix != 1.0
+        self.warned_of_chance = False
         self._clean_loss_tracker = keras.metrics.Mean(name="clean_loss")
         self._output_shapes: tuple[tuple[int | None, ...], ...] | None = None
 
@@ -294,7 +329,14 @@ class RobustModel(keras.Model):
     def fit(self, *args, **kwargs):
         _refuse_words(*args, **kwargs)
         cautions.about_scale(self.base, self.perturbations)
-        return super().fit(*args, **kwargs)
+        call = inspect.signature(keras.Model.fit).bind(self, *args, **kwargs)
+        callbacks = call.arguments.get("callbacks")
+        if not isinstance(callbacks, keras.callbacks.CallbackList):
+            call.arguments["callbacks"] = [
+                *keras.tree.flatten([] if callbacks is None else callbacks),
+                _StuckAtChance(),
+            ]
+        return super().fit(*call.args[1:], **call.kwargs)
 
     @checks.with_clear_errors
     def evaluate(self, *args, **kwargs):
