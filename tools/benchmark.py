@@ -34,7 +34,8 @@ _ROUNDS = flags.DEFINE_integer(
 )
 _GROUPS = flags.DEFINE_list(
     "groups",
-    ["mnist", "uci", "cnn", "memory", "screening", "certify", "export"],
+    ["mnist", "classes", "uci", "cnn", "memory", "screening", "certify"]
+    + ["export"],
     "Which groups of cases to run.",
 )
 _MODEL = flags.DEFINE_string(
@@ -158,8 +159,9 @@ def mnist_models():
         "rub, all vertices": lambda: keras_rub.RUBModel(
             base(), rho=1.0, vertices="all"
         ),
-        "rub, 32 screened (default)": lambda: keras_rub.RUBModel(
-            base(), rho=1.0
+        "rub (default)": lambda: keras_rub.RUBModel(base(), rho=1.0),
+        "rub, all competitors": lambda: keras_rub.RUBModel(
+            base(), rho=1.0, competitors="all"
         ),
         "arub-inf": lambda: keras_rub.ARUBModel(base(), rho=0.1),
         "arub-1": lambda: keras_rub.ARUBModel(base(), rho=1.0, norm=1),
@@ -472,7 +474,7 @@ def run_uci(rounds):
             "rub, all vertices": lambda: keras_rub.RUBModel(
                 base(), vertices="all"
             ),
-            "rub, 32 screened (default)": lambda: keras_rub.RUBModel(base()),
+            "rub (default)": lambda: keras_rub.RUBModel(base()),
         },
         batch_of(256, (33,), 2),
         rounds,
@@ -490,6 +492,24 @@ def run_mnist(rounds):
     )
 
 
+def run_classes(rounds):
+    """The same steps with ten times as many classes."""
+
+    def base():
+        return models.mlp((784,), 100)
+
+    return run_steps(
+        "784 inputs, 3x200, 100 classes, batch 32",
+        {
+            "nominal": base,
+            "arub-inf": lambda: keras_rub.ARUBModel(base()),
+            "rub (default)": lambda: keras_rub.RUBModel(base()),
+        },
+        batch_of(32, (784,), 100),
+        rounds,
+    )
+
+
 def run_cnn(rounds):
     """Steps of the paper's convolutional network."""
 
@@ -501,19 +521,29 @@ def run_cnn(rounds):
         {
             "nominal": base,
             "arub-inf": lambda: keras_rub.ARUBModel(base()),
-            "rub, 32 screened (default)": lambda: keras_rub.RUBModel(
-                base(), rho=1.0
+            "arub-inf, all competitors": lambda: keras_rub.ARUBModel(
+                base(), competitors="all"
+            ),
+            "rub (default)": lambda: keras_rub.RUBModel(base(), rho=1.0),
+            "rub, all competitors": lambda: keras_rub.RUBModel(
+                base(), rho=1.0, competitors="all"
             ),
         },
         batch_of(32, (28, 28, 1), 10),
         min(rounds, 3),
-        slow=("arub-inf", "rub, 32 screened (default)"),
+        slow=(
+            "arub-inf",
+            "arub-inf, all competitors",
+            "rub (default)",
+            "rub, all competitors",
+        ),
     )
 
 
 RUNS = {
     "memory": lambda rounds: run_memory(),
     "mnist": run_mnist,
+    "classes": run_classes,
     "uci": run_uci,
     "cnn": run_cnn,
     "screening": lambda rounds: run_screening(),
