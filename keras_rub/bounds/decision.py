@@ -197,7 +197,11 @@ def _quick(bound: VertexBound) -> tf.Tensor:
 
 def _finish(bound: VertexBound, allowance: tf.Tensor) -> tf.Tensor:
     """Bounds of samples that no quick look decided."""
-    if bound.room is not None or not pruning.can_prune(bound):
+    if (
+        not bound.num_vertices
+        or bound.room is not None
+        or not pruning.can_prune(bound)
+    ):
         return bound.worst_case().margins
     upper = pruning.upper_margins(bound)
     score = tf.reduce_max(upper + allowance[:, None], axis=-1)
