@@ -576,7 +576,7 @@ def test_trained_networks_end_to_end():
         ({"rho": []}, ValueError, "at least one radius"),
         ({"rho": [0.1, np.nan]}, ValueError, "`rho` must be"),
         ({"rho": np.ones(7)}, ValueError, "one radius a sample"),
-        ({"rho": 1.0, "norm": 2, "method": "rub"}, ValueError, "norm 1 only"),
+        ({"rho": 1.0, "norm": 2, "method": "rub"}, ValueError, "t do norm 2"),
         ({"rho": 1.0, "norm": 3}, ValueError, "`norm` must be"),
         ({"rho": 1.0, "method": "ibp"}, ValueError, "`method` must be one of"),
         ({"rho": 1.0, "y": [0, 1]}, ValueError, "same length"),

@@ -140,7 +140,7 @@ MISTAKES = {
     ),
     "rub in another norm": (
         lambda: certify(norm=2, method="rub"),
-        'norm 1 only.*"crown"',
+        "crown.*can't do norm 2",
     ),
     "an unknown method": (
         lambda: certify(method="ibp"),

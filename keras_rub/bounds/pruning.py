@@ -25,6 +25,8 @@ def can_prune(bound: VertexBound) -> bool:
     """
     if bound.start is None or not bound.start.is_read_once:
         return False
+    if not bound.num_vertices:
+        return False
     value = bound.start.value
     for operation in bound.start.rest:
         shape = bound.relaxation.values[operation.output].shape[1:]

@@ -219,12 +219,12 @@ class RobustModel(keras.Model):
         return tf.cast(self._schedules[name](step), tf.float32)
 
     @property
-    def input_shape(self):
+    def input_shape(self) -> tuple[int | None, ...]:
         """The base model's input shape."""
         return self.base.input_shape
 
     @property
-    def output_shape(self):
+    def output_shape(self) -> tuple[int | None, ...]:
         """The base model's output shape."""
         return self.base.output_shape
 
@@ -302,7 +302,7 @@ class RobustModel(keras.Model):
             lambda one: at_zero(one) if isinstance(one, str) else one, metrics
         )
 
-    def get_compile_config(self):
+    def get_compile_config(self) -> dict[str, Any]:
         config = super().get_compile_config()
         if config:
             config["loss"] = keras.saving.serialize_keras_object(self._own_loss)

@@ -139,12 +139,15 @@ class RUBModel(MarginModel):
     def prepare(self):
         super().prepare()
         if not hasattr(self, "_problem"):
-            self._problem = Problem.of(
+            problem = Problem.of(
                 self.base,
                 self.perturbations,
                 self.memory_budget,
                 bound="the RUB bound",
             )
+            # Lists the vertices, so that a shape that has none is found now.
+            _ = problem.expansion
+            self._problem = problem
 
     def search(self, x, labels, rho, training=False):
         count = self.drawn_competitors if training else "all"
