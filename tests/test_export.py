@@ -500,14 +500,10 @@ def test_errors(tmp_path):
     wrong(ValueError, "only what JSON can", metadata={"x": np.zeros(2)})
     wrong(ValueError, "`warmup` must hold inputs", warmup=np.zeros((2, 5)))
     wrong(TypeError, "`preprocessing` must be a Keras", preprocessing=len)
-    softmax = keras.Sequential(
-        [keras.layers.Input((4,)), keras.layers.Dense(3, "softmax")]
-    )
-    wrong(ValueError, "must return logits", softmax)
     image = keras.Sequential(
         [keras.layers.Input((4, 4, 1)), keras.layers.Conv2D(2, 3)]
     )
-    wrong(ValueError, r"logits \[batch, K\]", image)
+    wrong(ValueError, r"probabilities \[batch, K\]", image)
     two = [keras.Input((4,)), keras.Input((4,))]
     two = keras.Model(two, keras.layers.Dense(3)(keras.layers.Add()(two)))
     wrong(ValueError, "one input tensor. Received: 2 inputs", two)

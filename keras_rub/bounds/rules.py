@@ -25,7 +25,8 @@ def _like(weight, tensor: tf.Tensor) -> tf.Tensor:
 def _activate(layer, x: Symbol, activation) -> Symbol:
     known = activations.from_keras(activation)
     if known is None:
-        name = getattr(activation, "__name__", type(activation).__name__)
+        function = getattr(activation, "activation", activation)
+        name = getattr(function, "__name__", type(function).__name__)
         raise unsupported(layer, f"with activation {name!r}")
     return x.activate(known)
 
