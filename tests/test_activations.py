@@ -581,7 +581,8 @@ def test_training_lowers_the_worst_case(defense, name, rng):
 def test_gradient_of_the_bound_points_the_right_way(rng):
     """Against difference quotients, in float64.
 
-    Not the same: how the guessed slopes of the lines move is left out.
+    They differ by more than rounding, which is not explained yet: this asks
+    for the direction only.
     """
     from keras_rub.bounds.problem import Problem
 
