@@ -30,6 +30,7 @@ class Method:
             for a method that searches or only puts others together.
         uses_vertices: whether it evaluates the vertices of an L1 ball, which
             `memory_budget` limits.
+        ranges: `"linear"` or `"interval"`, where its ranges come from.
         stages: dict from the norm to the names of the methods that are run
             one after the other. Defaults to the method itself.
     """
@@ -38,6 +39,7 @@ class Method:
     norms: tuple[int | str, ...] = NORMS
     margins: Margins | None = None
     uses_vertices: bool = False
+    ranges: str = "linear"
     stages: dict[int | str, tuple[str, ...]] = dataclasses.field(
         default_factory=dict
     )
@@ -64,8 +66,12 @@ def _rub(problem, x, labels, rho):
     return problem.vertex_bound(x, labels, rho).worst_case().margins
 
 
-def _linear(problem, x, labels, rho, kind):
-    return problem.linear_margins(x, labels, rho, kind)
+def _ibp(problem, x, labels, rho):
+    return problem.interval_margins(x, labels, rho)
+
+
+def _linear(problem, x, labels, rho, kind, ranges="linear"):
+    return problem.linear_margins(x, labels, rho, kind, ranges=ranges)
 
 
 METHODS: dict[str, Method] = {
@@ -88,6 +94,12 @@ METHODS: dict[str, Method] = {
         ),
         Method("crown", margins=functools.partial(_linear, kind="crown")),
         Method("coap", margins=functools.partial(_linear, kind="coap")),
+        Method("ibp", margins=_ibp, ranges="interval"),
+        Method(
+            "crown-ibp",
+            margins=functools.partial(_linear, kind="crown", ranges="interval"),
+            ranges="interval",
+        ),
     )
 }
 
