@@ -127,11 +127,11 @@ class IntervalBound:
 
     @property
     def sources(self) -> list[Interval]:
-        """The ranges that activations and maxima read."""
+        """The ranges that activations read."""
         return [
             self.values[operation.inputs[0]]
             for operation in self.program.operations
-            if not isinstance(operation, Affine)
+            if isinstance(operation, (Convex, Bounded))
         ]
 
     def margins(self, competitors: Competitors) -> tf.Tensor:
