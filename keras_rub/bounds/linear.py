@@ -10,7 +10,7 @@ from interval arithmetic alone ("CROWN-IBP").
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import tensorflow as tf
 
@@ -34,6 +34,14 @@ RANGES = ("linear", "interval")
 
 # Tensors as large as the rows that are alive together in a substitution.
 _COPIES = 4
+
+# Rows that are substituted together take no more bytes than this: beyond what
+# a processor keeps at hand, each of them only gets slower.
+_CHUNK = 2**22
+
+# Up to so many entries, all are substituted; of wider values only those that
+# matter.
+_NARROW = 512
 
 
 class LinearRelaxation:
@@ -101,27 +109,42 @@ class LinearRelaxation:
         # bounds a value from both sides.
         self.parallel = True
         self.intervals: dict[int, Interval] = {0: self.ball.box}
+        self.shapes: dict[int, Sequence[int]] = {0: self.ball.shape}
         self.prefix = {operation.output for operation in program.prefix()}
         for operation in program.operations[:count]:
             self._bound_output(operation)
+            found = self.intervals[operation.output]
+            self.shapes[operation.output] = found.low.shape[1:]
 
-    def margins(
-        self,
-        competitors: Competitors,
-        lines: Mapping[int, Lines] | None = None,
-    ) -> tf.Tensor:
-        """Upper bounds [batch, C] of the margins, by competitor.
+    @classmethod
+    def of_lines(
+        cls,
+        program: Program,
+        x: tf.Tensor,
+        rho: tf.Tensor,
+        perturbations: PerturbationSet,
+        lines: Mapping[int, Lines],
+        shapes: Mapping[int, Sequence[int]],
+    ) -> LinearRelaxation:
+        """A relaxation whose lines are known already; see `margins`.
 
         Args:
-            competitors: the classes that compete with the labels.
-            lines: dict from an operation's output to other lines that hold
-                it over its range, or `None`. Defaults to `None`.
+            program: as of the class, like `x`, `rho` and `perturbations`.
+            x: tensor [batch, *features].
+            rho: tensor [] or [batch].
+            perturbations: `PerturbationSet`.
+            lines: dict from the output of each operation that is not affine
+                to lines [batch, ...] that hold it over its range.
+            shapes: the shapes of all values, without the batch.
         """
+        relaxation = cls(program, x, rho, perturbations, count=0)
+        relaxation.lines = dict(lines)
+        relaxation.shapes = dict(shapes)
+        return relaxation
+
+    def margins(self, competitors: Competitors) -> tf.Tensor:
+        """Upper bounds [batch, C] of the margins, by competitor."""
         rows = tf.cast(competitors.seeds, self.x.dtype)
-        if lines is not None:
-            other = copy.copy(self)
-            other.lines = {**self.lines, **lines}
-            return other._substitute(self.program.output, rows)
 
         def bound(some, samples):
             seeds = tf.gather(rows, samples)
@@ -180,10 +203,13 @@ class LinearRelaxation:
         fits = self._fits(width)
         if not fits and not self.chunked:
             return interval
-        if not fits and piecewise:
-            return self._tighten_open(index)
+        if self.chunked and piecewise and (width > _NARROW or not fits):
+            low, high = (tf.reshape(end, [-1, width]) for end in interval)
+            open_ = tf.where((low < 0) & (high > 0))
+            return self._tighten_pairs(index, open_)
         if not fits:
-            return self._tighten_in_parts(index)
+            everything = tf.ones([tf.shape(self.x)[0], width])
+            return self._tighten_pairs(index, tf.where(everything))
         eye = tf.eye(width, dtype=self.x.dtype)
         rows = tf.reshape(eye, [1, width, *shape])
 
@@ -210,6 +236,13 @@ class LinearRelaxation:
             return True
         return rows * self._row_bytes() <= self.memory_budget
 
+    def _together(self, rows: int) -> int:
+        """How often so many rows fit into the budget, at least once."""
+        limit = _CHUNK
+        if self.memory_budget is not None:
+            limit = min(limit, self.memory_budget // _COPIES)
+        return max(1, limit // (rows * self._row_bytes()))
+
     def _over_samples(
         self,
         function: Callable[[LinearRelaxation, tf.Tensor], tuple],
@@ -228,10 +261,9 @@ class LinearRelaxation:
             The tensors [batch, ...] of all samples.
         """
         batch = tf.shape(self.x)[0]
-        if not self.chunked or self.memory_budget is None:
+        if not self.chunked:
             return list(function(self, tf.range(batch)))
-        size = _COPIES * rows * self._row_bytes()
-        together = max(1, self.memory_budget // size)
+        together = self._together(rows)
 
         def step(first, parts):
             last = tf.minimum(first + together, batch)
@@ -265,19 +297,6 @@ class LinearRelaxation:
             for part, shape in zip(parts, shapes, strict=True)
         ]
 
-    def _tighten_open(self, index: int) -> Interval:
-        """The range of a wide value, where it holds 0 as far as is known."""
-        interval = self.intervals[index]
-        width = size_of(interval.low)
-        low, high = (tf.reshape(end, [-1, width]) for end in interval)
-        return self._tighten_pairs(index, tf.where((low < 0) & (high > 0)))
-
-    def _tighten_in_parts(self, index: int) -> Interval:
-        """The range of every entry of a wide value."""
-        width = size_of(self.intervals[index].low)
-        batch = tf.shape(self.x)[0]
-        return self._tighten_pairs(index, tf.where(tf.ones([batch, width])))
-
     def _tighten_pairs(self, index: int, pairs: tf.Tensor) -> Interval:
         """Substitutes for some entries [n, 2] of a value, in order.
 
@@ -286,8 +305,7 @@ class LinearRelaxation:
         """
         interval = self.intervals[index]
         width, shape = size_of(interval.low), interval.low.shape[1:]
-        assert self.memory_budget is not None
-        together = max(1, self.memory_budget // (_COPIES * self._row_bytes()))
+        together = self._together(1)
         batch = tf.shape(self.x, out_type=tf.int64)[0]
         counts = tf.math.bincount(
             pairs[:, 0], minlength=batch, maxlength=batch, dtype=tf.int64
@@ -426,9 +444,7 @@ class LinearRelaxation:
     def _through_affine(self, operation: Affine, row: tf.Tensor):
         batch, count = tf.shape(row)[0], _count(row)
         flat = tf.reshape(row, tf.concat([[-1], tf.shape(row)[2:]], axis=0))
-        shapes = [
-            self.intervals[index].low.shape[1:] for index in operation.inputs
-        ]
+        shapes = [self.shapes[index] for index in operation.inputs]
         parts = [
             tf.reshape(part, [batch, count, *shape])
             for part, shape in zip(

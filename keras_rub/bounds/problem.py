@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from keras_rub.bounds import rounding
 from keras_rub.bounds.competitors import Competitors
-from keras_rub.bounds.intervals import Ball, IntervalBound, size_of
+from keras_rub.bounds.intervals import Ball, IntervalBound
 from keras_rub.bounds.linear import LinearRelaxation
 from keras_rub.bounds.lines import Lines
 from keras_rub.bounds.lowering import lower
@@ -217,11 +217,11 @@ class Problem:
         return tf.minimum(margins, self.interval_margins(x, labels, rho))
 
     @functools.cached_property
-    def widths(self) -> dict[int, int]:
-        """The number of entries of every value."""
-        shape = [1, *self.program.input_shape]
-        values = self.clean(tf.zeros(shape)).values
-        return {index: size_of(value) for index, value in values.items()}
+    def shapes(self) -> dict[int, tuple[int, ...]]:
+        """The shapes of all values, without the batch."""
+        with tf.init_scope():
+            values = self.clean(tf.zeros([1, *self.program.input_shape])).values
+        return {index: tuple(v.shape[1:]) for index, v in values.items()}
 
     def interval_layers(self, ranges: str = "linear") -> tuple[str, ...]:
         """The layers whose ranges a linear relaxation takes from intervals.
@@ -231,13 +231,12 @@ class Problem:
         """
         affine = {0, *(op.output for op in self.program.prefix())}
         limit = math.inf if self.widest is None else self.widest
-        found = [
-            operation.layer
-            for operation in self.program.operations
-            if not isinstance(operation, Affine)
-            and not affine.issuperset(operation.inputs)
-            and (
-                ranges == "interval" or self.widths[operation.inputs[0]] > limit
-            )
-        ]
+        found = []
+        for operation in self.program.operations:
+            if isinstance(operation, Affine):
+                continue
+            (source,) = operation.inputs
+            wide = math.prod(self.shapes[source]) > limit
+            if source not in affine and (ranges == "interval" or wide):
+                found.append(operation.layer)
         return tuple(dict.fromkeys(found))
