@@ -34,6 +34,9 @@ class Cascade:
         self.method = method
         self.decide_only = decide_only
         self.stages = method.stages_for(bounds.perturbations.norm)
+        self.interval_layers = bounds.problem.interval_layers(
+            self.stages[-1].ranges, self.stages[-1].uses_vertices
+        )
 
     def run(
         self, x: np.ndarray, labels: np.ndarray, rho: np.ndarray

@@ -217,9 +217,9 @@ class LinearRelaxation:
             del samples
             return some._both_sides(index, rows)
 
-        found = self._over_samples(bound, [[width], [width]], width)
+        ends = self._over_samples(bound, [[width], [width]], width)
         found = Interval(
-            *(tf.reshape(end, tf.shape(interval.low)) for end in found)
+            *(tf.reshape(end, tf.shape(interval.low)) for end in ends)
         )
         if not self.training:
             return _cut(found, interval)

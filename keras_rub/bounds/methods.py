@@ -92,6 +92,14 @@ METHODS: dict[str, Method] = {
                 "inf": ("ibp", "crown-ibp", "crown", "alpha-crown"),
             },
         ),
+        Method(
+            "fast",
+            stages={
+                1: ("rub",),
+                2: ("ibp", "crown-ibp", "crown"),
+                "inf": ("ibp", "crown-ibp", "crown"),
+            },
+        ),
         Method("rub", norms=(1,), margins=_rub, uses_vertices=True),
         Method(
             "alpha-rub",

@@ -18,7 +18,7 @@ from keras_rub.bounds.linear import LinearRelaxation
 from keras_rub.bounds.lines import Lines
 from keras_rub.bounds.lowering import lower
 from keras_rub.bounds.majorant import Clean, Relaxation, clean_pass
-from keras_rub.bounds.program import Affine, Bounded, Program
+from keras_rub.bounds.program import Bounded, Convex, Max, Program
 from keras_rub.bounds.vertex_expansion import VertexExpansion
 from keras_rub.bounds.vertices import VertexBound
 from keras_rub.perturbations import PerturbationSet
@@ -223,20 +223,32 @@ class Problem:
             values = self.clean(tf.zeros([1, *self.program.input_shape])).values
         return {index: tuple(v.shape[1:]) for index, v in values.items()}
 
-    def interval_layers(self, ranges: str = "linear") -> tuple[str, ...]:
-        """The layers whose ranges a linear relaxation takes from intervals.
+    def interval_layers(
+        self, ranges: str = "linear", uses_vertices: bool = False
+    ) -> tuple[str, ...]:
+        """The layers whose inputs get their ranges from intervals.
 
         Args:
             ranges: as of `LinearRelaxation`.
+            uses_vertices: bool. Whether only the lines of `Bounded`
+                operations count, which are found as `lines` does.
         """
         affine = {0, *(op.output for op in self.program.prefix())}
-        limit = math.inf if self.widest is None else self.widest
         found = []
         for operation in self.program.operations:
-            if isinstance(operation, Affine):
+            kinds = Bounded if uses_vertices else (Bounded, Convex, Max)
+            if not isinstance(operation, kinds):
                 continue
             (source,) = operation.inputs
-            wide = math.prod(self.shapes[source]) > limit
+            width = math.prod(self.shapes[source])
+            wide = self.widest is not None and width > self.widest
+            if uses_vertices:
+                total = sum(
+                    math.prod(self.shapes[i]) for i in range(operation.output)
+                )
+                wide = width > _WIDEST_AT_ONCE or (
+                    width * total * 4 > 4 * self.memory_budget
+                )
             if source not in affine and (ranges == "interval" or wide):
                 found.append(operation.layer)
         return tuple(dict.fromkeys(found))

@@ -8,7 +8,7 @@ CROWN. Every step is a bound by itself, so the lowest one is kept.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
@@ -139,7 +139,7 @@ class SlopeOptimiser:
         gradients = tape.gradient(
             value, parameters, unconnected_gradients="zero"
         )
-        new = {"parameters": {}, "moments": {}}
+        new: dict[str, Any] = {"parameters": {}, "moments": {}}
         for operation in self._operations:
             index = operation.output
             parameter = parameters[index]
@@ -166,7 +166,10 @@ class SlopeOptimiser:
             slope, height = operation.activation.line(parameters[index])
             if height is None:
                 height = tf.zeros_like(slope)
-            found[index] = Lines(*lines[index][:2], slope, height)
+            upper = lines[index]
+            found[index] = Lines(
+                upper.upper_slope, upper.upper_height, slope, height
+            )
         return found
 
     def _value(self, x, labels, rho, columns, lines):
