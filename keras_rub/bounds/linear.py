@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 import tensorflow as tf
 
@@ -42,6 +43,18 @@ _CHUNK = 2**22
 # Up to so many entries, all are substituted; of wider values only those that
 # matter.
 _NARROW = 512
+
+
+class _Walk(NamedTuple):
+    """How far a backward substitution has come.
+
+    `number` operations are behind it, counted from the last; `pending` holds
+    the rows of the values that it has reached, `heights` the constants.
+    """
+
+    number: int
+    pending: dict[int, tf.Tensor]
+    heights: tuple[tf.Tensor, ...]
 
 
 class LinearRelaxation:
@@ -342,8 +355,19 @@ class LinearRelaxation:
     def _both_sides(self, index: int, rows: tf.Tensor) -> Interval:
         """Bounds [batch, R] of linear functions of one value."""
         if not self.parallel:
+            # Up to the first lines both sides have the same rows.
+            above = self._walk(
+                _Walk(0, {index: rows}, self._no_heights()), pause=True
+            )
+            below = _Walk(
+                above.number,
+                {key: -row for key, row in above.pending.items()},
+                tuple(-height for height in above.heights),
+            )
+            low, high = map(self._walk, (below, above))
             return Interval(
-                -self._substitute(index, -rows), self._substitute(index, rows)
+                -(low.heights[0] + self.ball.most(low.pending[0])),
+                high.heights[0] + self.ball.most(high.pending[0]),
             )
         rows, (upper, lower) = self._to_input(index, rows)
         most = self.ball.most(rows)
@@ -422,24 +446,37 @@ class LinearRelaxation:
             perturbation. They are at least the second plus the same, if all
             lines are parallel.
         """
-        pending = {target: rows}
-        heights = (tf.zeros([1, 1], self.x.dtype),) * 2
-        for operation in reversed(self.program.operations):
-            row = pending.pop(operation.output, None)
-            if row is None:
+        found = self._walk(_Walk(0, {target: rows}, self._no_heights()))
+        heights = found.heights
+        if target == 0:
+            shift = _inner(rows, self.x)
+            heights = tuple(height + shift for height in heights)
+        return found.pending[0], heights
+
+    def _no_heights(self):
+        return (tf.zeros([1, 1], self.x.dtype),) * 2
+
+    def _walk(self, walk: _Walk, pause: bool = False) -> _Walk:
+        """Goes on backward, to the input or up to the first lines."""
+        pending, heights = dict(walk.pending), walk.heights
+        operations = self.program.operations[::-1]
+        for number in range(walk.number, len(operations)):
+            operation = operations[number]
+            if operation.output not in pending:
                 continue
             if isinstance(operation, Affine):
+                row = pending.pop(operation.output)
                 parts, shifts = self._through_affine(operation, row)
+            elif pause:
+                return _Walk(number, pending, heights)
             else:
+                row = pending.pop(operation.output)
                 parts, shifts = self._through_lines(operation, row)
             heights = tuple(map(tf.add, heights, shifts))
             for index, part in zip(operation.inputs, parts, strict=True):
                 known = pending.get(index)
                 pending[index] = part if known is None else known + part
-        if target == 0:
-            shift = _inner(rows, self.x)
-            heights = tuple(height + shift for height in heights)
-        return pending[0], heights
+        return _Walk(len(operations), pending, heights)
 
     def _through_affine(self, operation: Affine, row: tf.Tensor):
         batch, count = tf.shape(row)[0], _count(row)
