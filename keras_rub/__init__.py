@@ -23,10 +23,12 @@ from keras_rub.defenses import (
     BaselineModel,
     COAPModel,
     FGSMModel,
+    IBPModel,
     PGDModel,
     RUBModel,
 )
 from keras_rub.evaluation import Evaluation, evaluate
+from keras_rub.initializers import IBPInitializer
 from keras_rub.perturbations import PerturbationSet, paper_radius
 from keras_rub.serving import export
 from keras_rub.version import __version__
@@ -41,6 +43,8 @@ __all__ = [
     "ConvexActivation",
     "Evaluation",
     "FGSMModel",
+    "IBPInitializer",
+    "IBPModel",
     "PGDModel",
     "PerturbationSet",
     "RUBModel",

@@ -31,8 +31,9 @@ class CertifiedAccuracy(keras.metrics.Metric):
         rho: float. The radius, in the units of the model's input.
         norm: 1, 2 or `"inf"`. Shorthand for the norm alone. Defaults to
             `None`, that of the robust model.
-        method: `"rub"` (norm 1 only), `"crown"` or `"coap"`. Defaults to
-            `None`: `"rub"` for norm 1, else `"crown"`.
+        method: `"rub"` (norm 1 only), `"crown"`, `"coap"`, `"ibp"` or
+            `"crown-ibp"`. Defaults to `None`: `"rub"` for norm 1, else
+            `"crown"`.
         name: string. Defaults to `"certified_<rho>"`.
         perturbations: `PerturbationSet`, or `None`. Defaults to `None`, the
             attacker of the robust model, as it is trained.

@@ -1,4 +1,4 @@
-"""The networks of the paper, as plain Keras models that return logits."""
+"""Networks of papers, as plain Keras models that return logits."""
 
 from __future__ import annotations
 
@@ -51,11 +51,7 @@ def cnn(input_shape: Sequence[int], num_classes: int) -> keras.Model:
     Returns:
         A built `keras.Sequential` with logits [batch, K] as its output.
     """
-    if len(input_shape) != 3:
-        raise ValueError(
-            "`input_shape` must be (height, width, channels). "
-            f"Received: `input_shape={tuple(input_shape)}`"
-        )
+    _check_image(input_shape)
     return keras.Sequential(
         [
             layers.Input(tuple(input_shape)),
@@ -69,3 +65,46 @@ def cnn(input_shape: Sequence[int], num_classes: int) -> keras.Model:
         ],
         name="cnn",
     )
+
+
+def small_cnn(
+    input_shape: Sequence[int],
+    num_classes: int,
+    kernel_initializer: str | keras.initializers.Initializer = "glorot_uniform",
+) -> keras.Model:
+    """The small network of the papers on provable Linf robustness.
+
+    Two 4x4 convolutions with stride 2, of 16 and 32 filters, then dense
+    layers of 100 and K; no pooling (Wong and Kolter).
+
+    Args:
+        input_shape: shape of one image, [height, width, channels].
+        num_classes: int. K.
+        kernel_initializer: of all layers, such as
+            `keras_rub.IBPInitializer()`. Defaults to `"glorot_uniform"`.
+
+    Returns:
+        A built `keras.Sequential` with logits [batch, K] as its output.
+    """
+    _check_image(input_shape)
+    start = {"kernel_initializer": kernel_initializer}
+    shape = {"strides": 2, "padding": "same", "activation": "relu"}
+    return keras.Sequential(
+        [
+            layers.Input(tuple(input_shape)),
+            layers.Conv2D(16, 4, **shape, **start),
+            layers.Conv2D(32, 4, **shape, **start),
+            layers.Flatten(),
+            layers.Dense(100, activation="relu", **start),
+            layers.Dense(num_classes, **start),
+        ],
+        name="small_cnn",
+    )
+
+
+def _check_image(input_shape: Sequence[int]) -> None:
+    if len(input_shape) != 3:
+        raise ValueError(
+            "`input_shape` must be (height, width, channels). "
+            f"Received: `input_shape={tuple(input_shape)}`"
+        )

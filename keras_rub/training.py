@@ -32,16 +32,18 @@ DEFENSES = {
     "arub": defenses.ARUBModel,
     "rub": defenses.RUBModel,
     "coap": defenses.COAPModel,
+    "ibp": defenses.IBPModel,
 }
 
 ARCHITECTURES = {
     "mlp": lambda shape, classes: models.mlp(shape, classes),
     "mlp1": lambda shape, classes: models.mlp(shape, classes, (200,)),
     "cnn": models.cnn,
+    "small_cnn": models.small_cnn,
 }
 
 # Defences whose bound or attack can respect the valid range.
-_WITH_RANGE = ("fgsm", "pgd", "rub", "coap")
+_WITH_RANGE = ("fgsm", "pgd", "rub", "coap", "ibp")
 
 _EPOCHS = 20  # how often progress is saved and shown
 
@@ -57,10 +59,14 @@ class Recipe:
         rho_ramp: part of the training over which the radius grows from 0.
         input_range: the valid inputs, which the attacker can't leave: a pair
             `(low, high)`, or whether to take the data set's own range.
+        mix: the weight of the robust loss against the clean one.
         vertices: with rub, vertices a sample to evaluate.
         competitors: with rub and arub, competing classes a sample that a
             step looks at: a number, or `"all"`.
-        attack_steps: with pgd, gradient steps of the attack.
+        attack_steps: with pgd, and with ibp where `bound_weight` is below 1,
+            gradient steps of the attack.
+        bound: with ibp, `"ibp"` or `"crown-ibp"`.
+        bound_weight: with ibp, the weight of the bound against the attack.
         architecture: one of `ARCHITECTURES`.
         learning_rate: of Adam, at the start of a cosine decay.
         weight_decay: decoupled weight decay of Adam.
@@ -74,9 +80,12 @@ class Recipe:
     rho: float = 1.0
     rho_ramp: float = 0.5
     input_range: bool | tuple[float, float] = False
+    mix: float = 1.0
     vertices: int = 32
     competitors: int | str = 1
     attack_steps: int = 10
+    bound: str = "ibp"
+    bound_weight: float = 1.0
     architecture: str = "mlp"
     learning_rate: float = 1e-3
     weight_decay: float = 0.0
@@ -112,6 +121,13 @@ class Recipe:
                     f"`{name}` must be at least 1. "
                     f"Received: `{name}={getattr(self, name)}`"
                 )
+        for name in ("mix", "bound_weight"):
+            if not 0.0 <= getattr(self, name) <= 1.0:
+                raise ValueError(
+                    f"`{name}` must be between 0 and 1. "
+                    f"Received: `{name}={getattr(self, name)}`"
+                )
+        _choose("bound", self.bound, defenses.IBP_BOUNDS)
         if not 0 < self.learning_rate < math.inf:
             raise ValueError(
                 "`learning_rate` must be finite and above 0. "
@@ -194,6 +210,10 @@ class Recipe:
             options["competitors"] = self.competitors
         if self.defense == "pgd":
             options["steps"] = self.attack_steps
+        if self.defense == "ibp":
+            options["bound"] = self.bound
+            options["bound_weight"] = self.bound_weight
+            options["attack_steps"] = self.attack_steps
         if not isinstance(self.input_range, bool):
             options["input_range"] = self.input_range
         elif self.input_range:
@@ -203,7 +223,7 @@ class Recipe:
                     f"{data.normalization!r} has no valid range."
                 )
             options["input_range"] = data.input_range
-        return wrapper(base, rho, **options)
+        return wrapper(base, rho, mix=self.mix, **options)
 
 
 def train_in_folder(

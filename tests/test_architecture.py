@@ -14,7 +14,8 @@ PACKAGE = ROOT / "keras_rub"
 # below. The first entry that a module's name starts with counts.
 FLOORS = [
     ["version", "perturbations", "files", "tables", "progress", "tracing"],
-    ["resuming", "checks", "classifier", "cautions", "models", "loading"],
+    ["resuming", "checks", "classifier", "cautions", "models", "loading"]
+    + ["initializers"],
     [
         "bounds.lines",
         "bounds.program",
@@ -34,12 +35,14 @@ FLOORS = [
         "bounds.windows",
         "bounds.linearised",
         "bounds.kinks",
+        "bounds.intervals",
         "bounds.linear",
         "bounds.first_order",
         "bounds.rounding",
         "bounds.screening",
         "bounds.pruning",
         "bounds.alpha",
+        "bounds.slopes",
         "bounds.problem",
     ],
     [

@@ -124,6 +124,7 @@ def test_ascent_on_a_linear_function_reaches_the_dual_norm(norm, rng):
         keras_rub.PGDModel,
         keras_rub.FGSMModel,
         keras_rub.COAPModel,
+        keras_rub.IBPModel,
     ],
 )
 def test_defence_on_a_linear_network(wrap, norm, rng, tmp_path):
@@ -209,10 +210,11 @@ def nominal_accuracies(norm, attacked):
         (lambda base: keras_rub.PGDModel(base, 0.1, **RANGE), "inf", 0.1),
         (lambda base: keras_rub.FGSMModel(base, 0.1, **RANGE), "inf", 0.1),
         (lambda base: keras_rub.COAPModel(base, 0.03, **RANGE), "inf", 0.1),
+        (lambda base: keras_rub.IBPModel(base, 0.03, **RANGE), "inf", 0.1),
         (lambda base: keras_rub.ARUBModel(base, 0.1), "inf", 0.1),
         (lambda base: keras_rub.RUBModel(base, 1.0, **RANGE), 1, 2.0),
     ],
-    ids=["baseline", "pgd", "fgsm", "coap", "arub", "rub"],
+    ids=["baseline", "pgd", "fgsm", "coap", "ibp", "arub", "rub"],
 )
 def test_each_defence_beats_nominal_training(wrap, norm, attacked):
     nominal = nominal_accuracies(norm, attacked)

@@ -26,6 +26,7 @@ DEFENCES = {
     "fgsm": (keras_rub.FGSMModel, {"random_start": False}),
     "baseline": (keras_rub.BaselineModel, {}),
     "coap": (keras_rub.COAPModel, {}),
+    "ibp": (keras_rub.IBPModel, {}),
 }
 EACH = pytest.mark.parametrize("defence", DEFENCES)
 

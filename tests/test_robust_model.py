@@ -16,6 +16,7 @@ from keras_rub import (
     BaselineModel,
     COAPModel,
     FGSMModel,
+    IBPModel,
     PGDModel,
     RUBModel,
     UnsupportedLayerError,
@@ -68,8 +69,9 @@ class SteadyFGSMModel(FGSMModel):
         # PGD with one step: what it has of its own is tested with the attacks.
         pytest.param(SteadyFGSMModel, marks=pytest.mark.slow),
         COAPModel,
+        IBPModel,
     ],
-    ids=["rub", "arub", "baseline", "pgd", "fgsm", "coap"],
+    ids=["rub", "arub", "baseline", "pgd", "fgsm", "coap", "ibp"],
 )
 def wrap(request):
     """The class under test."""
@@ -272,7 +274,7 @@ def test_base_without_an_input_layer(wrap, make, data, tmp_path):
 
 
 @pytest.mark.parametrize("called", [False, True])
-@pytest.mark.parametrize("bounded", [RUBModel, COAPModel])
+@pytest.mark.parametrize("bounded", [RUBModel, COAPModel, IBPModel])
 def test_bound_of_a_subclassed_base_says_what_to_use(bounded, called, data):
     x, y = data
     base = Untraceable()

@@ -63,6 +63,8 @@ def sweep_of(folder, **kwargs):
         ({"rho_ramp": 2.0}, "`rho_ramp` must be"),
         ({"steps": 0}, "`steps` must be"),
         ({"learning_rate": 0.0}, "`learning_rate` must be"),
+        ({"mix": 1.1}, "`mix` must be"),
+        ({"bound": "crown"}, "`bound` must be"),
     ],
 )
 def test_bad_recipe(kwargs, message):
@@ -73,7 +75,7 @@ def test_bad_recipe(kwargs, message):
 @pytest.mark.parametrize("defense", list(training.DEFENSES))
 def test_every_defence_is_built(defense):
     data = keras_rub.datasets.load("digits")
-    ranged = defense in ("fgsm", "pgd", "rub", "coap")
+    ranged = defense in ("fgsm", "pgd", "rub", "coap", "ibp")
     recipe = training.Recipe(defense=defense, rho=0.1, input_range=ranged)
     model = recipe.build(data)
     expected = training.DEFENSES[defense] or keras.Sequential

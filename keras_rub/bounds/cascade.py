@@ -12,7 +12,7 @@ from keras_rub.bounds import decision, radii
 from keras_rub.bounds.compiled import CompiledBounds
 from keras_rub.bounds.methods import Method
 
-# Samples and competitors that alpha-RUB works on together.
+# Samples and competitors that a search works on together.
 _PAIRS = 64
 
 
@@ -34,6 +34,9 @@ class Cascade:
         self.method = method
         self.decide_only = decide_only
         self.stages = method.stages_for(bounds.perturbations.norm)
+        self.interval_layers = bounds.problem.interval_layers(
+            self.stages[-1].ranges, self.stages[-1].uses_vertices
+        )
 
     def run(
         self, x: np.ndarray, labels: np.ndarray, rho: np.ndarray
@@ -109,9 +112,9 @@ class Cascade:
             if stage.in_graph:
                 self._extend(stage, x, labels, radius, *limits)
                 guess = np.maximum(guess, radius)
-            else:
+            elif stage.uses_vertices:
                 found = self._guess_by_search(
-                    x, labels, radius, start.witnesses, max_radius
+                    stage, x, labels, radius, start.witnesses, max_radius
                 )
                 guess = np.maximum(guess, found)
         deciding = Cascade(self.bounds, self.method, decide_only=True)
@@ -143,7 +146,7 @@ class Cascade:
             radius[rows] = np.maximum(radius[rows], found.radius)
 
     def _guess_by_search(
-        self, x, labels, radius, witnesses, max_radius
+        self, stage, x, labels, radius, witnesses, max_radius
     ) -> np.ndarray:
         """About the radii [batch] that alpha-RUB proves.
 
@@ -167,7 +170,7 @@ class Cascade:
             some = rows[where]
             data = (x[some], labels[some], radius[some].astype(x.dtype))
             return _in_parts(
-                self.bounds.lower_line.guess_radius,
+                self.bounds.search(stage).guess_radius,
                 *data,
                 columns.astype("int32"),
                 limits.astype(x.dtype),
@@ -199,14 +202,15 @@ class Cascade:
         batch.lower(stage.name, margins.numpy(), active)
 
     def _run_search(self, stage: Method, batch: _Batch) -> None:
-        """alpha-RUB on the margins that are open."""
-        # Those that "rub" left open, so that the result is never above that
-        # of "alpha-rub" alone; or just those that nothing has decided.
-        base = self.stages[0]
+        """A search on the margins that are open."""
+        # Those that the bound it begins with left open, so that the result is
+        # never above that of the search alone; or just those that nothing has
+        # decided.
+        base = stage.stages_for(self.bounds.perturbations.norm)[0]
         margins = batch.margins if self.decide_only else batch.by[base.name]
         open_ = ~decision.is_negative(margins, batch.allowance)
         wanted = batch.correct & open_.any(axis=-1)
-        # Which they are is not known where "rub" stopped early.
+        # Which they are is not known where a bound stopped early.
         unknown = np.flatnonzero(wanted & np.isinf(margins).any(axis=-1))
         if len(unknown):
             found = self.bounds.margins(base)(*batch.take(unknown))
@@ -224,11 +228,11 @@ class Cascade:
         self._lower(stage, batch, *np.nonzero(open_))
 
     def _lower(self, stage, batch, rows, columns) -> None:
-        """alpha-RUB on these samples and competitors."""
+        """A search on these samples and competitors."""
         data = [*batch.take(rows), columns.astype("int32")]
         if self.decide_only:
             data.append(-batch.allowance[rows, columns])
-        found = _in_parts(self.bounds.lower_line, *data)
+        found = _in_parts(self.bounds.search(stage), *data)
         batch.lower(stage.name, found, rows, columns)
 
 
@@ -261,7 +265,7 @@ class _Batch:
         self.allowance = allowance
         self.margins = np.full_like(allowance, np.inf)
         self.decided_by = [""] * len(labels)
-        self.by: dict[str, np.ndarray] = {}  # margins after each stage
+        self.by: dict[str, np.ndarray] = {}  # margins of each stage alone
 
     @property
     def proved(self) -> np.ndarray:
@@ -277,4 +281,5 @@ class _Batch:
         self.margins[where] = np.minimum(self.margins[where], margins)
         for row in np.flatnonzero(self.proved & ~before):
             self.decided_by[row] = name
-        self.by[name] = self.margins.copy()
+        own = self.by.setdefault(name, np.full_like(self.margins, np.inf))
+        own[where] = margins

@@ -27,6 +27,9 @@ class Certificate:
         method: the method that was asked for.
         decided_by: string array [n]. The part of the method that proved the
             sample, `""` where none did.
+        interval_layers: names of the layers whose inputs got their ranges
+            from interval arithmetic, in the tightest part of the method;
+            linear bounds would be tighter there. Empty where there are none.
     """
 
     margins: np.ndarray
@@ -37,6 +40,7 @@ class Certificate:
     perturbations: PerturbationSet
     method: str
     decided_by: np.ndarray
+    interval_layers: tuple[str, ...] = ()
 
     @property
     def norm(self) -> int | str:
@@ -62,6 +66,7 @@ class Certificate:
             "method": self.method,
             "norm": self.norm,
             "perturbations": self.perturbations.get_config(),
+            "interval_layers": list(self.interval_layers),
             "rho": np.asarray(self.rho, "float64").tolist(),
             "samples": len(self),
             "clean_accuracy": self.clean_accuracy,
@@ -76,12 +81,17 @@ class Certificate:
     def __repr__(self) -> str:
         rho = np.asarray(self.rho)
         radius = f"{rho:g}" if rho.ndim == 0 else "one a sample"
+        intervals = ""
+        if self.interval_layers:
+            intervals = (
+                f", interval ranges in {', '.join(self.interval_layers)}"
+            )
         return (
             f"Certificate(method={self.method!r}, "
             f"perturbations={self.perturbations!r}, "
             f"rho={radius}, samples={len(self)}, "
             f"clean accuracy={self.clean_accuracy:.2%}, "
-            f"certified accuracy={self.certified_accuracy:.2%})"
+            f"certified accuracy={self.certified_accuracy:.2%}{intervals})"
         )
 
 

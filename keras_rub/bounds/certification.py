@@ -30,6 +30,7 @@ class Settings(TypedDict, total=False):
     decide_only: bool
     batch_size: int
     memory_budget: int
+    widest: int | None
     dtype: str
     verbose: int | str
 
@@ -71,6 +72,7 @@ def certify(
     decide_only: bool = False,
     batch_size: int = 64,
     memory_budget: int = 2**26,
+    widest: int | None = None,
     dtype: str = "float32",
     verbose: int | str = "auto",
 ) -> Certificate | CertificateTable:
@@ -86,9 +88,14 @@ def certify(
     | --- | --- | --- |
     | `"rub"` | convex majorant at the vertices, the paper's slopes | 1 |
     | `"alpha-rub"` | the same, slopes optimised where `"rub"` fails | 1 |
+    | `"ibp"` | intervals from layer to layer | 1, 2, inf |
+    | `"crown-ibp"` | linear bound of the margins, interval ranges | 1, 2, inf |
     | `"crown"` | linear relaxation, lower slopes 0 or 1 | 1, 2, inf |
     | `"coap"` | linear relaxation, parallel lines | 1, 2, inf |
-    | `"auto"` | the smallest of those that apply | 1, 2, inf |
+    | `"alpha-crown"` | `"crown"`, slopes optimised where it fails | 1, 2, inf |
+    | `"fast"` | `"rub"`; or `"ibp"`, `"crown-ibp"`, `"crown"` | 1; 2, inf |
+    | `"auto"` | `"rub"`, `"crown"`, `"alpha-rub"`; or those of `"fast"` and \
+    `"alpha-crown"`: the smallest bound | 1; 2, inf |
 
     Args:
         model: a robust model, or any Sequential or Functional Keras
@@ -121,8 +128,13 @@ def certify(
             vertex that breaks the bound was found. Defaults to `False`.
         batch_size: int. Samples that are worked on together. Defaults to
             `64`.
-        memory_budget: int. Bytes that one chunk of vertices may take.
-            Defaults to `2**26` (64 MiB).
+        memory_budget: int. Bytes that one chunk of vertices, or of rows that
+            a linear relaxation substitutes, may take. Defaults to `2**26`
+            (64 MiB).
+        widest: int, or `None`. For `"crown"`, `"coap"` and `"alpha-crown"`:
+            layers with more neurons than this get their ranges from interval
+            arithmetic, which is faster and looser; the result names them in
+            `interval_layers`. Defaults to `None`, no layer does.
         dtype: `"float32"` or `"float64"`. Defaults to `"float32"`.
         verbose: 0, 1 or `"auto"`, a progress bar for long runs only.
             Defaults to `"auto"`.
@@ -145,7 +157,7 @@ def certify(
         input_range=input_range,
     )
     cascade = _cascade(
-        model, attacker, method, dtype, memory_budget, decide_only
+        model, attacker, method, dtype, memory_budget, widest, decide_only
     )
     several = isinstance(rho, (list, tuple))
     radii = [check_rho(r) for r in rho] if several else [_radius_or_radii(rho)]
@@ -160,7 +172,13 @@ def certify(
                 some = _of_batch(radius, where, cascade.bounds.dtype)
                 found.append(cascade.run(batch, labels, some))
     certificates = [
-        _join(found, rho=radius, perturbations=attacker, method=method)
+        _join(
+            found,
+            rho=radius,
+            perturbations=attacker,
+            method=method,
+            interval_layers=cascade.interval_layers,
+        )
         for radius, found in zip(radii, parts, strict=True)
     ]
     return CertificateTable(certificates) if several else certificates[0]
@@ -181,6 +199,7 @@ def certified_radius(
     weights: Any = None,
     batch_size: int = 64,
     memory_budget: int = 2**26,
+    widest: int | None = None,
     dtype: str = "float32",
     verbose: int | str = "auto",
 ) -> np.ndarray:
@@ -209,6 +228,7 @@ def certified_radius(
         weights: as in `keras_rub.certify`.
         batch_size: as in `keras_rub.certify`.
         memory_budget: as in `keras_rub.certify`.
+        widest: as in `keras_rub.certify`.
         dtype: as in `keras_rub.certify`.
         verbose: as in `keras_rub.certify`.
 
@@ -223,7 +243,7 @@ def certified_radius(
         weights=weights,
         input_range=input_range,
     )
-    cascade = _cascade(model, attacker, method, dtype, memory_budget)
+    cascade = _cascade(model, attacker, method, dtype, memory_budget, widest)
     check_search(tolerance, max_radius)
     radii = []
     with checks.clear_errors():
@@ -246,11 +266,20 @@ def check_search(tolerance: float, max_radius: float) -> None:
 
 
 def _cascade(
-    model, attacker, method, dtype, memory_budget, decide_only=False
+    model, attacker, method, dtype, memory_budget, widest, decide_only=False
 ) -> Cascade:
     found = methods.find(method, attacker.norm)
+    if widest is not None and not (int(widest) == widest and widest >= 0):
+        raise ValueError(
+            "`widest` must be a whole number of at least 0, or None. "
+            f"Received: `widest={widest!r}`"
+        )
     bounds = compiled_bounds(
-        model, attacker, dtype=dtype, memory_budget=memory_budget
+        model,
+        attacker,
+        dtype=dtype,
+        memory_budget=memory_budget,
+        widest=widest,
     )
     return Cascade(bounds, found, decide_only)
 

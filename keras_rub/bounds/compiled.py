@@ -11,7 +11,6 @@ import tensorflow as tf
 
 from keras_rub import cautions
 from keras_rub.bounds import decision
-from keras_rub.bounds.alpha import LineOptimiser
 from keras_rub.bounds.methods import Method
 from keras_rub.bounds.problem import Problem
 from keras_rub.classifier import base_of
@@ -25,6 +24,7 @@ def compiled_bounds(
     *,
     dtype: str = "float32",
     memory_budget: int = 2**26,
+    widest: int | None = None,
 ) -> CompiledBounds:
     """The compiled bounds of these settings, made once for each model.
 
@@ -33,8 +33,9 @@ def compiled_bounds(
             classifier.
         perturbations: the attacker.
         dtype: `"float32"` or `"float64"`. Defaults to `"float32"`.
-        memory_budget: int. Bytes that one chunk of vertices may take.
-            Defaults to `2**26`.
+        memory_budget: int. Bytes that one chunk of vertices or rows may
+            take. Defaults to `2**26`.
+        widest: int, or `None`; see `Problem`. Defaults to `None`.
     """
     if dtype not in ("float32", "float64"):
         raise ValueError(
@@ -42,11 +43,13 @@ def compiled_bounds(
             f"Received: `dtype={dtype!r}`"
         )
     base = base_of(model)
-    key = (perturbations.key, dtype, int(memory_budget))
+    key = (perturbations.key, dtype, int(memory_budget), widest)
     # Kept with the model, past Keras's tracking, so that it lives as long.
     known = base.__dict__.setdefault("_keras_rub_bounds", {})
     if key not in known:
-        problem = Problem.of(base, perturbations, int(memory_budget))
+        problem = Problem.of(
+            base, perturbations, int(memory_budget), widest=widest
+        )
         cautions.about_precision(base)
         cautions.about_scale(base, perturbations)
         known[key] = CompiledBounds(problem, dtype)
@@ -86,7 +89,7 @@ class CompiledBounds:
                 tf.TensorSpec([None, None], tf.int32),
             ],
         )
-        self.lower_line = LineOptimiser(problem.vertex_bound)
+        self._searches: dict[str, Any] = {}
         self._margins: dict[str, Callable[..., tf.Tensor]] = {}
         self._decide: dict[str, Callable[..., decision.Decision]] = {}
         self._radius: dict[str, Callable[..., decision.Radius]] = {}
@@ -104,6 +107,13 @@ class CompiledBounds:
                 input_signature=self.signature,
             )
         return self._margins[method.name]
+
+    def search(self, method: Method) -> Any:
+        """What lowers the single margins of a method that searches."""
+        if method.name not in self._searches:
+            assert method.search is not None
+            self._searches[method.name] = method.search(self.problem)
+        return self._searches[method.name]
 
     def _margins_at(self, x, labels, rho, vertices):
         bound = self.problem.vertex_bound(x, labels, rho)

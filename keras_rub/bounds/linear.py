@@ -3,17 +3,21 @@
 Every activation is held between two lines over the range that its input can
 reach, and a margin is bounded by substituting these lines backward, layer by
 layer, until it is one linear function of the input. The largest value of that
-over the ball is a dual norm.
+over the ball is a dual norm. The ranges come from the same substitution, or
+from interval arithmetic alone ("CROWN-IBP").
 """
 
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 import tensorflow as tf
 
-from keras_rub.bounds import maxima
+from keras_rub.bounds import intervals, maxima
 from keras_rub.bounds.competitors import Competitors
+from keras_rub.bounds.intervals import Ball, size_of
 from keras_rub.bounds.lines import Interval, Lines
 from keras_rub.bounds.program import (
     Affine,
@@ -27,14 +31,40 @@ from keras_rub.bounds.program import (
 from keras_rub.perturbations import PerturbationSet
 
 KINDS = ("crown", "coap")
+RANGES = ("linear", "interval")
 
-# Wider values are bounded by interval arithmetic instead of one backward
-# substitution for each of their entries.
-_WIDEST_SUBSTITUTION = 1024
+# Tensors as large as the rows that are alive together in a substitution.
+_COPIES = 4
+
+# Rows that are substituted together take no more bytes than this: beyond what
+# a processor keeps at hand, each of them only gets slower.
+_CHUNK = 2**22
+
+# Up to so many entries, all are substituted; of wider values only those that
+# matter.
+_NARROW = 512
+
+
+class _Walk(NamedTuple):
+    """How far a backward substitution has come.
+
+    `number` operations are behind it, counted from the last; `pending` holds
+    the rows of the values that it has reached, `heights` the constants.
+    """
+
+    number: int
+    pending: dict[int, tf.Tensor]
+    heights: tuple[tf.Tensor, ...]
 
 
 class LinearRelaxation:
     """Linear bounds of one batch.
+
+    The range of a value that is affine in the input is exact. Behind that,
+    each neuron whose range matters costs one backward substitution. A ReLU
+    whose input stays on one side of 0 is linear whatever the range is, so
+    where a value is too wide to substitute at once, only the neurons that
+    interval arithmetic leaves open are.
 
     Args:
         program: the network.
@@ -50,9 +80,17 @@ class LinearRelaxation:
             Defaults to `False`.
         count: int. How many operations to look at; `margins` needs all of
             them. Defaults to `None`, all.
-        memory_budget: int. Bytes that the rows of one sample's substitution
-            may take, over all values that they pass; where they take more,
-            interval arithmetic is used. Defaults to `None`, without limit.
+        ranges: `"linear"` or `"interval"`. Whether ranges come from
+            substitution or from interval arithmetic. Defaults to
+            `"linear"`.
+        widest: int. Values with more entries than this get interval ranges.
+            Defaults to `None`, none of them.
+        memory_budget: int. Bytes that rows may take, over all values that
+            they pass. Defaults to `None`, without limit.
+        chunked: bool. What happens to rows that take more: they are
+            substituted some at a time, or not at all, and the range is an
+            interval. Defaults to `False`, an interval, which a gradient can
+            pass cheaply.
     """
 
     def __init__(
@@ -64,119 +102,277 @@ class LinearRelaxation:
         kind: str = "crown",
         training: bool = False,
         count: int | None = None,
+        *,
+        ranges: str = "linear",
+        widest: int | None = None,
         memory_budget: int | None = None,
+        chunked: bool = False,
     ):
         self.training = training
+        self.ranges = ranges
+        self.widest = widest
         self.memory_budget = memory_budget
+        self.chunked = chunked
         self.program = program
         self.x = x
-        self.rho = tf.broadcast_to(tf.cast(rho, x.dtype), tf.shape(x)[:1])
-        self.perturbations = perturbations
+        self.ball = Ball(x, rho, perturbations)
         self.kind = kind
         self.lines: dict[int, Lines] = {}
         # Whether all lines come in parallel pairs: then one substitution
         # bounds a value from both sides.
         self.parallel = True
-        self.intervals: dict[int, Interval] = {0: self._input_interval()}
+        self.intervals: dict[int, Interval] = {0: self.ball.box}
+        self.shapes: dict[int, Sequence[int]] = {0: self.ball.shape}
         self.prefix = {operation.output for operation in program.prefix()}
         for operation in program.operations[:count]:
             self._bound_output(operation)
+            found = self.intervals[operation.output]
+            self.shapes[operation.output] = found.low.shape[1:]
+
+    @classmethod
+    def of_lines(
+        cls,
+        program: Program,
+        x: tf.Tensor,
+        rho: tf.Tensor,
+        perturbations: PerturbationSet,
+        lines: Mapping[int, Lines],
+        shapes: Mapping[int, Sequence[int]],
+    ) -> LinearRelaxation:
+        """A relaxation whose lines are known already; see `margins`.
+
+        Args:
+            program: as of the class, like `x`, `rho` and `perturbations`.
+            x: tensor [batch, *features].
+            rho: tensor [] or [batch].
+            perturbations: `PerturbationSet`.
+            lines: dict from the output of each operation that is not affine
+                to lines [batch, ...] that hold it over its range.
+            shapes: the shapes of all values, without the batch.
+        """
+        relaxation = cls(program, x, rho, perturbations, count=0)
+        relaxation.lines = dict(lines)
+        relaxation.shapes = dict(shapes)
+        return relaxation
 
     def margins(self, competitors: Competitors) -> tf.Tensor:
-        """Upper bounds [batch, K - 1] of the margins, by competitor."""
+        """Upper bounds [batch, C] of the margins, by competitor."""
         rows = tf.cast(competitors.seeds, self.x.dtype)
-        return self._substitute(self.program.output, rows)
+
+        def bound(some, samples):
+            seeds = tf.gather(rows, samples)
+            return (some._substitute(self.program.output, seeds),)
+
+        return self._over_samples(bound, [[rows.shape[1]]], rows.shape[1])[0]
 
     # Ranges of the values ----------------------------------------------------
-
-    def _input_interval(self) -> Interval:
-        shape = tuple(self.x.shape[1:])
-        reach = self.rho[:, None] * tf.constant(
-            self.perturbations.reach(shape)[None], self.x.dtype
-        )
-        reach = tf.reshape(reach, tf.shape(self.x))
-        room = self.perturbations.room(self.x)
-        up, down = (reach, reach) if room is None else room
-        return Interval(
-            self.x - tf.minimum(reach, down), self.x + tf.minimum(reach, up)
-        )
 
     def _bound_output(self, operation: Operation) -> None:
         inputs = [self.intervals[index] for index in operation.inputs]
         if isinstance(operation, Affine):
-            self.intervals[operation.output] = self._affine(operation, inputs)
+            self.intervals[operation.output] = intervals.image(
+                operation, inputs
+            )
             return
         # Only what an activation or a maximum reads needs a tight range.
         (source,) = operation.inputs
-        interval = self._tighten(source)
         piecewise = (
             isinstance(operation, Convex)
             and operation.activation.rays is not None
         )
-        if self.training and piecewise and source not in self.prefix:
-            interval = self._differentiate(source, interval)
+        interval = self._tighten(source, piecewise)
         self.intervals[source] = interval
+        self.intervals[operation.output] = intervals.image(
+            operation, [interval]
+        )
         if isinstance(operation, Convex):
-            function = operation.activation.function
-            output = Interval(function(interval.low), function(interval.high))
             lines = convex_lines(operation, interval, self.kind)
             self.parallel &= self.kind == "coap" and piecewise
         elif isinstance(operation, Bounded):
-            output = operation.activation.image(interval)
             lines = operation.activation.lines(interval)
             self.parallel = False
         elif isinstance(operation, Max):
-            self.parallel = False
-            output = Interval(
-                maxima.largest(interval.low, operation.axes),
-                maxima.largest(interval.high, operation.axes),
-            )
             lines = max_lines(operation, interval)
-        self.intervals[operation.output] = output
+            self.parallel = False
         self.lines[operation.output] = lines
 
-    def _affine(self, operation: Affine, inputs) -> Interval:
-        center = operation.apply(*((i.low + i.high) * 0.5 for i in inputs))
-        radius = operation.magnitude(*((i.high - i.low) * 0.5 for i in inputs))
-        return Interval(center - radius, center + radius)
+    def _tighten(self, index: int, piecewise: bool) -> Interval:
+        """The best range of a value that an activation or a maximum reads.
 
-    def _tighten(self, index: int) -> Interval:
+        Args:
+            index: number of the value.
+            piecewise: whether a range that does not hold 0 has no effect.
+        """
+        if index == 0:
+            return self.intervals[0]
+        if index in self.prefix:
+            return intervals.affine_range(self.program, index, self.ball)
         interval = self.intervals[index]
-        width = _size(interval.low)
-        if width > _WIDEST_SUBSTITUTION or not self._fits(width):
-            if index in self.prefix:
-                return self._tighten_first_layer(index)
+        width, shape = size_of(interval.low), interval.low.shape[1:]
+        if self.ranges == "interval" or (
+            self.widest is not None and width > self.widest
+        ):
             return interval
+        fits = self._fits(width)
+        if not fits and not self.chunked:
+            return interval
+        if self.chunked and piecewise and (width > _NARROW or not fits):
+            low, high = (tf.reshape(end, [-1, width]) for end in interval)
+            open_ = tf.where((low < 0) & (high > 0))
+            return self._tighten_pairs(index, open_)
+        if not fits:
+            everything = tf.ones([tf.shape(self.x)[0], width])
+            return self._tighten_pairs(index, tf.where(everything))
         eye = tf.eye(width, dtype=self.x.dtype)
-        rows = tf.reshape(eye, [1, width, *interval.low.shape[1:]])
-        low, high = (
-            tf.reshape(end, tf.shape(interval.low))
-            for end in self._both_sides(index, rows)
+        rows = tf.reshape(eye, [1, width, *shape])
+
+        def bound(some, samples):
+            del samples
+            return some._both_sides(index, rows)
+
+        ends = self._over_samples(bound, [[width], [width]], width)
+        found = Interval(
+            *(tf.reshape(end, tf.shape(interval.low)) for end in ends)
         )
-        if self.training:
-            return Interval(low, high)
-        return Interval(
-            tf.maximum(interval.low, low), tf.minimum(interval.high, high)
-        )
+        if not self.training:
+            return _cut(found, interval)
+        return self._differentiate(index, found) if piecewise else found
+
+    def _row_bytes(self) -> int:
+        """About what one row of one sample takes on its way."""
+        total = sum(size_of(known.low) for known in self.intervals.values())
+        return total * self.x.dtype.size
 
     def _fits(self, rows: int) -> bool:
-        """Whether so many rows may be substituted at once."""
+        """Whether so many rows of one sample may be substituted at once."""
         if self.memory_budget is None:
             return True
-        total = sum(_size(known.low) for known in self.intervals.values())
-        return rows * total * self.x.dtype.size <= self.memory_budget
+        return rows * self._row_bytes() <= self.memory_budget
+
+    def _together(self, rows: int) -> int:
+        """How often so many rows fit into the budget, at least once."""
+        limit = _CHUNK
+        if self.memory_budget is not None:
+            limit = min(limit, self.memory_budget // _COPIES)
+        return max(1, limit // (rows * self._row_bytes()))
+
+    def _over_samples(
+        self,
+        function: Callable[[LinearRelaxation, tf.Tensor], tuple],
+        shapes: list[list[int]],
+        rows: int,
+    ) -> list[tf.Tensor]:
+        """`function` of as many samples at a time as fit into the budget.
+
+        Args:
+            function: of a relaxation of some samples and their numbers [n],
+                to a tuple of tensors [n, ...].
+            shapes: the shapes of these tensors, without the batch.
+            rows: int. How many rows a sample it substitutes.
+
+        Returns:
+            The tensors [batch, ...] of all samples.
+        """
+        batch = tf.shape(self.x)[0]
+        if not self.chunked:
+            return list(function(self, tf.range(batch)))
+        together = self._together(rows)
+
+        def step(first, parts):
+            last = tf.minimum(first + together, batch)
+            samples = tf.range(first, last)
+            found = function(self.of_samples(samples), samples)
+            return last, [
+                part.write(part.size(), value)
+                for part, value in zip(parts, found, strict=True)
+            ]
+
+        return self._collect(step, batch, shapes)
+
+    def _collect(self, step, total, shapes) -> list[tf.Tensor]:
+        """Runs a step from the first number to the last, and joins."""
+        dtype = self.x.dtype
+        parts = []
+        for shape in shapes:
+            part = tf.TensorArray(
+                dtype, size=0, dynamic_size=True, infer_shape=False
+            )
+            # A part with no rows, so that there is always one.
+            parts.append(part.write(0, tf.zeros([0, *shape], dtype)))
+        _, parts = tf.while_loop(
+            lambda first, parts: first < total,
+            step,
+            (tf.zeros_like(total), parts),
+            parallel_iterations=1,
+        )
+        return [
+            tf.ensure_shape(part.concat(), [None, *shape])
+            for part, shape in zip(parts, shapes, strict=True)
+        ]
+
+    def _tighten_pairs(self, index: int, pairs: tf.Tensor) -> Interval:
+        """Substitutes for some entries [n, 2] of a value, in order.
+
+        The rows of one sample share its lines, so one sample is looked at
+        after the other.
+        """
+        interval = self.intervals[index]
+        width, shape = size_of(interval.low), interval.low.shape[1:]
+        together = self._together(1)
+        batch = tf.shape(self.x, out_type=tf.int64)[0]
+        counts = tf.math.bincount(
+            pairs[:, 0], minlength=batch, maxlength=batch, dtype=tf.int64
+        )
+        ends = tf.cumsum(counts)
+
+        def step(first, parts):
+            sample = pairs[first, 0]
+            last = tf.minimum(first + together, ends[sample])
+            rows = tf.one_hot(pairs[first:last, 1], width, dtype=self.x.dtype)
+            some = self.of_samples(sample[None])
+            found = some._both_sides(index, tf.reshape(rows, [1, -1, *shape]))
+            return last, [
+                part.write(part.size(), value[0])
+                for part, value in zip(parts, found, strict=True)
+            ]
+
+        total = tf.shape(pairs, out_type=tf.int64)[0]
+        found = self._collect(step, total, [[], []])
+        known = [tf.reshape(end, [-1, width]) for end in interval]
+        return _cut(
+            Interval(
+                *(
+                    tf.reshape(
+                        tf.tensor_scatter_nd_update(old, pairs, new),
+                        tf.shape(interval.low),
+                    )
+                    for old, new in zip(known, found, strict=True)
+                )
+            ),
+            interval,
+        )
 
     def _both_sides(self, index: int, rows: tf.Tensor) -> Interval:
         """Bounds [batch, R] of linear functions of one value."""
-        if not self.parallel and index not in self.prefix:
+        if not self.parallel:
+            # Up to the first lines both sides have the same rows.
+            above = self._walk(
+                _Walk(0, {index: rows}, self._no_heights()), pause=True
+            )
+            below = _Walk(
+                above.number,
+                {key: -row for key, row in above.pending.items()},
+                tuple(-height for height in above.heights),
+            )
+            low, high = map(self._walk, (below, above))
             return Interval(
-                -self._substitute(index, -rows), self._substitute(index, rows)
+                -(low.heights[0] + self.ball.most(low.pending[0])),
+                high.heights[0] + self.ball.most(high.pending[0]),
             )
         rows, (upper, lower) = self._to_input(index, rows)
-        most = self._most(rows)
-        limited = self.perturbations.input_range is not None
+        most = self.ball.most(rows)
         # Without a valid range the set is symmetric.
-        least = self._most(-rows) if limited else most
+        least = self.ball.most(-rows) if self.ball.limited else most
         return Interval(lower - least, upper + most)
 
     def _differentiate(self, index: int, tight: Interval) -> Interval:
@@ -186,18 +382,16 @@ class LinearRelaxation:
         that lies on one side of 0, and most do. So all ranges are found off
         the tape, and only those around 0 are found again on it.
         """
-        if _size(tight.low) > _WIDEST_SUBSTITUTION:
-            return tight  # a range by interval arithmetic, cheap as it is
         flat = Interval(
             *(
-                tf.stop_gradient(tf.reshape(end, [-1, _size(end)]))
+                tf.stop_gradient(tf.reshape(end, [-1, size_of(end)]))
                 for end in tight
             )
         )
         pairs = tf.where((flat.low <= 0) & (flat.high >= 0))
         shape = [-1, 1, *tight.low.shape[1:]]
-        rows = tf.one_hot(pairs[:, 1], _size(tight.low), dtype=self.x.dtype)
-        low, high = self._of_samples(pairs[:, 0])._both_sides(
+        rows = tf.one_hot(pairs[:, 1], size_of(tight.low), dtype=self.x.dtype)
+        low, high = self.of_samples(pairs[:, 0])._both_sides(
             index, tf.reshape(rows, shape)
         )
         found = Interval(low[:, 0], high[:, 0])
@@ -211,7 +405,7 @@ class LinearRelaxation:
             )
         )
 
-    def _of_samples(self, samples: tf.Tensor) -> LinearRelaxation:
+    def of_samples(self, samples: tf.Tensor) -> LinearRelaxation:
         """This relaxation for some of the samples, also repeated ones."""
 
         def chosen(parts):
@@ -223,50 +417,10 @@ class LinearRelaxation:
             return type(parts)(*(gathered[id(part)] for part in parts))
 
         other = copy.copy(self)
-        other.x = tf.gather(self.x, samples)
-        other.rho = tf.gather(self.rho, samples)
+        other.ball = self.ball.take(samples)
+        other.x = other.ball.x
         other.lines = {key: chosen(lines) for key, lines in self.lines.items()}
-        other.intervals = {
-            key: chosen(interval) for key, interval in self.intervals.items()
-        }
         return other
-
-    def _tighten_first_layer(self, index: int) -> Interval:
-        """The range of a wide value that is affine in the input.
-
-        How far it moves depends on the weights only, so its rows are
-        substituted once for all samples, some at a time.
-        """
-        interval = self.intervals[index]
-        width, shape = _size(interval.low), interval.low.shape[1:]
-        chunk = _WIDEST_SUBSTITUTION
-
-        def reach(first):
-            entries = first + tf.range(chunk)
-            rows = tf.one_hot(entries, width, dtype=self.x.dtype)
-            rows, _ = self._to_input(
-                index, tf.reshape(rows, [1, chunk, *shape])
-            )
-            flat = tf.reshape(rows, [1, chunk, _size(self.x)])
-            return self.perturbations.support(flat, tuple(self.x.shape[1:]))[0]
-
-        reached = tf.map_fn(
-            reach,
-            tf.range(0, width, chunk),
-            fn_output_signature=tf.TensorSpec([chunk], self.x.dtype),
-            parallel_iterations=1,
-        )
-        reached = tf.reshape(tf.reshape(reached, [-1])[:width], [1, *shape])
-        values = {0: self.x}
-        for operation in self.program.prefix():
-            values[operation.output] = operation.apply(
-                *(values[i] for i in operation.inputs)
-            )
-        rho = tf.reshape(self.rho, [-1] + [1] * len(shape))
-        return Interval(
-            tf.maximum(interval.low, values[index] - rho * reached),
-            tf.minimum(interval.high, values[index] + rho * reached),
-        )
 
     # Backward substitution ----------------------------------------------------
 
@@ -281,7 +435,7 @@ class LinearRelaxation:
             Tensor [batch, R].
         """
         rows, (upper, _) = self._to_input(target, rows)
-        return upper + self._most(rows)
+        return upper + self.ball.most(rows)
 
     def _to_input(self, target: int, rows: tf.Tensor):
         """The same functions in terms of how far the input moves.
@@ -292,31 +446,42 @@ class LinearRelaxation:
             perturbation. They are at least the second plus the same, if all
             lines are parallel.
         """
-        pending = {target: rows}
-        heights = (tf.zeros([1, 1], self.x.dtype),) * 2
-        for operation in reversed(self.program.operations):
-            row = pending.pop(operation.output, None)
-            if row is None:
+        found = self._walk(_Walk(0, {target: rows}, self._no_heights()))
+        heights = found.heights
+        if target == 0:
+            shift = _inner(rows, self.x)
+            heights = tuple(height + shift for height in heights)
+        return found.pending[0], heights
+
+    def _no_heights(self):
+        return (tf.zeros([1, 1], self.x.dtype),) * 2
+
+    def _walk(self, walk: _Walk, pause: bool = False) -> _Walk:
+        """Goes on backward, to the input or up to the first lines."""
+        pending, heights = dict(walk.pending), walk.heights
+        operations = self.program.operations[::-1]
+        for number in range(walk.number, len(operations)):
+            operation = operations[number]
+            if operation.output not in pending:
                 continue
             if isinstance(operation, Affine):
+                row = pending.pop(operation.output)
                 parts, shifts = self._through_affine(operation, row)
+            elif pause:
+                return _Walk(number, pending, heights)
             else:
+                row = pending.pop(operation.output)
                 parts, shifts = self._through_lines(operation, row)
             heights = tuple(map(tf.add, heights, shifts))
             for index, part in zip(operation.inputs, parts, strict=True):
                 known = pending.get(index)
                 pending[index] = part if known is None else known + part
-        if target == 0:
-            shift = _inner(rows, self.x)
-            heights = tuple(height + shift for height in heights)
-        return pending[0], heights
+        return _Walk(len(operations), pending, heights)
 
     def _through_affine(self, operation: Affine, row: tf.Tensor):
-        batch, count = tf.shape(row)[0], row.shape[1]
+        batch, count = tf.shape(row)[0], _count(row)
         flat = tf.reshape(row, tf.concat([[-1], tf.shape(row)[2:]], axis=0))
-        shapes = [
-            self.intervals[index].low.shape[1:] for index in operation.inputs
-        ]
+        shapes = [self.shapes[index] for index in operation.inputs]
         parts = [
             tf.reshape(part, [batch, count, *shape])
             for part, shape in zip(
@@ -364,27 +529,6 @@ class LinearRelaxation:
             shift = _inner(part, self.x)
             shifts = tuple(known + shift for known in shifts)
         return [part], shifts
-
-    def _most(self, row: tf.Tensor) -> tf.Tensor:
-        """Largest value [batch, R] of rows times a perturbation of the set."""
-        size = _size(self.x)
-        flat = tf.reshape(row, [tf.shape(row)[0], row.shape[1], size])
-        rho = self.rho[:, None]
-        limited = self.perturbations.input_range is not None
-        bounds = []
-        if not limited or self.perturbations.norm != "inf":
-            steepest = self.perturbations.support(flat, tuple(self.x.shape[1:]))
-            bounds.append(rho * steepest)
-        if limited:
-            # The box that the valid range and the largest moves leave.
-            box, x = self.intervals[0], self.x
-            high = tf.reshape(box.high - x, [-1, size, 1])
-            low = tf.reshape(x - box.low, [-1, size, 1])
-            moved = tf.matmul(tf.nn.relu(flat), high) + tf.matmul(
-                tf.nn.relu(-flat), low
-            )
-            bounds.append(moved[..., 0])
-        return bounds[0] if len(bounds) == 1 else tf.minimum(*bounds)
 
 
 def convex_lines(operation: Convex, interval: Interval, kind: str) -> Lines:
@@ -445,16 +589,24 @@ def max_lines(operation: Max, interval: Interval) -> Lines:
     )
 
 
+def _cut(one: Interval, other: Interval) -> Interval:
+    """What two ranges of the same value have in common."""
+    return Interval(
+        tf.maximum(one.low, other.low), tf.minimum(one.high, other.high)
+    )
+
+
+def _count(rows: tf.Tensor) -> int | tf.Tensor:
+    """How many rows [n, R, ...] there are."""
+    return tf.shape(rows)[1] if rows.shape[1] is None else rows.shape[1]
+
+
 def _inner(rows: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
     """[batch or 1, R, ...] times [batch or 1, ...] -> [batch or 1, R]."""
-    size = _size(values)
-    flat = tf.reshape(rows, [tf.shape(rows)[0], rows.shape[1], size])
+    size = size_of(values)
+    flat = tf.reshape(rows, [tf.shape(rows)[0], _count(rows), size])
     if rows.shape[1] == 1:
         # Many products of two vectors are slow as products of matrices.
         values = tf.reshape(values, [-1, 1, size])
         return tf.reduce_sum(flat * values, axis=-1)
     return tf.matmul(flat, tf.reshape(values, [-1, size, 1]))[..., 0]
-
-
-def _size(tensor: tf.Tensor) -> int:
-    return tf.TensorShape(tensor.shape[1:]).num_elements()

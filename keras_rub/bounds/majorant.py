@@ -126,7 +126,12 @@ class Relaxation:
         self.values = clean.values
         self.choices = {**clean.choices, **(choices or {})}
         self.lines = lines or {}
-        self.rows, self.constant = self._margin_rows()
+        self.rows, self.constant = margin_rows(
+            program,
+            competitors,
+            {index: self.values[index].shape[1:] for index in self.ends},
+            self.values[0].dtype,
+        )
         if choices is None and not self.lines:
             # Lines that touch at the clean input are exact there.
             start, rest = self.values, []
@@ -135,48 +140,6 @@ class Relaxation:
         self.clean_margins = self.margins(
             {index: Majorant(value) for index, value in start.items()}, 1, rest
         )[:, 0]
-
-    def _margin_rows(self):
-        """The margins as affine functions of the values in `ends`.
-
-        Merging all affine maps up to the output before their absolute value
-        is taken gives the tightest bound.
-        """
-        seeds = tf.cast(self.competitors.seeds, self.values[0].dtype)
-        batch, competitors = tf.shape(seeds)[0], seeds.shape[1]
-        seeds = tf.reshape(seeds, [-1, self.competitors.num_classes])
-        zeros = {
-            index: tf.zeros(
-                tf.concat(
-                    [[batch * competitors], tf.shape(self.values[index])[1:]],
-                    axis=0,
-                ),
-                seeds.dtype,
-            )
-            for index in self.ends
-        }
-        with tf.GradientTape() as tape:
-            tape.watch(zeros)
-            values = dict(zeros)
-            for operation in self.suffix:
-                values[operation.output] = operation.apply(
-                    *(values[index] for index in operation.inputs)
-                )
-            output = values[self.program.output]
-        rows = tape.gradient(
-            output,
-            zeros,
-            output_gradients=seeds,
-            unconnected_gradients="zero",
-        )
-        rows = {
-            index: tf.reshape(
-                row, [batch, competitors, _features(self.values[index])]
-            )
-            for index, row in rows.items()
-        }
-        constant = tf.reduce_sum(output * seeds, axis=-1)
-        return rows, tf.reshape(constant, [batch, competitors])
 
     def take(self, samples: tf.Tensor) -> Relaxation:
         """The same for some samples, in any order, also repeated.
@@ -372,6 +335,54 @@ class Relaxation:
         return Majorant.of_halves(upper, negative)
 
 
+def margin_rows(
+    program: Program,
+    competitors: Competitors,
+    shapes: Mapping[int, Sequence[int]],
+    dtype: tf.DType,
+) -> tuple[dict[int, tf.Tensor], tf.Tensor]:
+    """The margins as affine functions of the values that the suffix reads.
+
+    Merging all affine maps up to the output before their absolute value is
+    taken gives the tightest bound.
+
+    Args:
+        program: the network.
+        competitors: the classes that compete with the labels.
+        shapes: the shapes of these values, without the batch.
+        dtype: of the result.
+
+    Returns:
+        Rows [batch, C, size] for each value, and a constant [batch, C].
+    """
+    seeds = tf.cast(competitors.seeds, dtype)
+    batch, count = tf.shape(seeds)[0], seeds.shape[1]
+    seeds = tf.reshape(seeds, [-1, competitors.num_classes])
+    zeros = {
+        index: tf.zeros([batch * count, *shape], dtype)
+        for index, shape in shapes.items()
+    }
+    with tf.GradientTape() as tape:
+        tape.watch(zeros)
+        values = dict(zeros)
+        for operation in program.suffix():
+            values[operation.output] = operation.apply(
+                *(values[index] for index in operation.inputs)
+            )
+        output = values[program.output]
+    rows = tape.gradient(
+        output, zeros, output_gradients=seeds, unconnected_gradients="zero"
+    )
+    rows = {
+        index: tf.reshape(
+            row, [batch, count, tf.TensorShape(shapes[index]).num_elements()]
+        )
+        for index, row in rows.items()
+    }
+    constant = tf.reduce_sum(output * seeds, axis=-1)
+    return rows, tf.reshape(constant, [batch, count])
+
+
 def _along(same, other, slope, height, copies):
     """Half of: slope times `same`, or -slope times `other`, plus height.
 
@@ -396,7 +407,3 @@ def _for_each_point(function, points, per_sample, copies):
     grouped = tf.reshape(points, tf.concat([[-1, copies], shape[1:]], axis=0))
     result = tf.reshape(function(grouped, per_sample[:, None]), shape)
     return tf.ensure_shape(result, [None, *points.shape[1:]])
-
-
-def _features(tensor: tf.Tensor) -> int:
-    return tf.TensorShape(tensor.shape[1:]).num_elements()

@@ -12,10 +12,13 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
+from keras_rub.bounds.alpha import LineOptimiser
 from keras_rub.bounds.problem import Problem
+from keras_rub.bounds.slopes import SlopeOptimiser
 from keras_rub.perturbations import NORMS
 
 Margins = Callable[[Problem, tf.Tensor, tf.Tensor, tf.Tensor], tf.Tensor]
+Search = Callable[[Problem], LineOptimiser | SlopeOptimiser]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,8 +31,12 @@ class Method:
         margins: function `(problem, x, labels, rho)` to upper bounds
             [batch, K - 1] of the margins, in TensorFlow operations. `None`
             for a method that searches or only puts others together.
+        search: function of a problem to what lowers single margins, which
+            the first of the `stages` leaves open. `None` for a method that
+            does not search.
         uses_vertices: whether it evaluates the vertices of an L1 ball, which
             `memory_budget` limits.
+        ranges: `"linear"` or `"interval"`, where its ranges come from.
         stages: dict from the norm to the names of the methods that are run
             one after the other. Defaults to the method itself.
     """
@@ -37,7 +44,9 @@ class Method:
     name: str
     norms: tuple[int | str, ...] = NORMS
     margins: Margins | None = None
+    search: Search | None = None
     uses_vertices: bool = False
+    ranges: str = "linear"
     stages: dict[int | str, tuple[str, ...]] = dataclasses.field(
         default_factory=dict
     )
@@ -64,8 +73,12 @@ def _rub(problem, x, labels, rho):
     return problem.vertex_bound(x, labels, rho).worst_case().margins
 
 
-def _linear(problem, x, labels, rho, kind):
-    return problem.linear_margins(x, labels, rho, kind)
+def _ibp(problem, x, labels, rho):
+    return problem.interval_margins(x, labels, rho)
+
+
+def _linear(problem, x, labels, rho, kind, ranges="linear"):
+    return problem.linear_margins(x, labels, rho, kind, ranges=ranges)
 
 
 METHODS: dict[str, Method] = {
@@ -75,19 +88,39 @@ METHODS: dict[str, Method] = {
             "auto",
             stages={
                 1: ("rub", "crown", "alpha-rub"),
-                2: ("crown", "coap"),
-                "inf": ("crown", "coap"),
+                2: ("ibp", "crown-ibp", "crown", "alpha-crown"),
+                "inf": ("ibp", "crown-ibp", "crown", "alpha-crown"),
+            },
+        ),
+        Method(
+            "fast",
+            stages={
+                1: ("rub",),
+                2: ("ibp", "crown-ibp", "crown"),
+                "inf": ("ibp", "crown-ibp", "crown"),
             },
         ),
         Method("rub", norms=(1,), margins=_rub, uses_vertices=True),
         Method(
             "alpha-rub",
             norms=(1,),
+            search=lambda problem: LineOptimiser(problem.vertex_bound),
             uses_vertices=True,
             stages={1: ("rub", "alpha-rub")},
         ),
         Method("crown", margins=functools.partial(_linear, kind="crown")),
         Method("coap", margins=functools.partial(_linear, kind="coap")),
+        Method("ibp", margins=_ibp, ranges="interval"),
+        Method(
+            "crown-ibp",
+            margins=functools.partial(_linear, kind="crown", ranges="interval"),
+            ranges="interval",
+        ),
+        Method(
+            "alpha-crown",
+            search=SlopeOptimiser,
+            stages=dict.fromkeys(NORMS, ("crown", "alpha-crown")),
+        ),
     )
 }
 

@@ -4,21 +4,28 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Mapping
+from typing import Any
 
 import keras
 import tensorflow as tf
 
 from keras_rub.bounds import rounding
 from keras_rub.bounds.competitors import Competitors
+from keras_rub.bounds.intervals import Ball, IntervalBound
 from keras_rub.bounds.linear import LinearRelaxation
 from keras_rub.bounds.lines import Lines
 from keras_rub.bounds.lowering import lower
 from keras_rub.bounds.majorant import Clean, Relaxation, clean_pass
-from keras_rub.bounds.program import Bounded, Program
+from keras_rub.bounds.program import Bounded, Convex, Max, Program
 from keras_rub.bounds.vertex_expansion import VertexExpansion
 from keras_rub.bounds.vertices import VertexBound
 from keras_rub.perturbations import PerturbationSet
+
+# Values with more entries than this are not substituted where all rows are
+# alive at once, as in a training step.
+_WIDEST_AT_ONCE = 1024
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -32,12 +39,16 @@ class Problem:
     Args:
         program: the network.
         perturbations: the attacker.
-        memory_budget: int. Bytes that one chunk of vertices may take.
+        memory_budget: int. Bytes that one chunk of vertices, or of rows that
+            are substituted backward, may take.
+        widest: int, or `None`. In a linear relaxation, values with more
+            entries than this get interval ranges.
     """
 
     program: Program
     perturbations: PerturbationSet
     memory_budget: int = 2**26
+    widest: int | None = None
 
     @classmethod
     def of(
@@ -46,11 +57,12 @@ class Problem:
         perturbations: PerturbationSet,
         memory_budget: int = 2**26,
         bound: str = "a certificate",
+        widest: int | None = None,
     ) -> Problem:
         """Lowers a built classifier; `bound` says for what, in errors."""
         program = lower(base, bound)
         perturbations.check_shape(program.input_shape)
-        return cls(program, perturbations, memory_budget)
+        return cls(program, perturbations, memory_budget, widest)
 
     @functools.cached_property
     def expansion(self) -> VertexExpansion:
@@ -135,6 +147,7 @@ class Problem:
             rho,
             self.perturbations,
             count=count,
+            widest=_WIDEST_AT_ONCE,
             # Not all of the rows are alive at once.
             memory_budget=4 * self.memory_budget,
         )
@@ -144,16 +157,98 @@ class Problem:
             if isinstance(operation, Bounded)
         }
 
+    def intervals(self, x: tf.Tensor, rho: tf.Tensor) -> IntervalBound:
+        """Ranges of all values; see `IntervalBound`."""
+        return IntervalBound(self.program, Ball(x, rho, self.perturbations))
+
+    def interval_margins(
+        self, x: tf.Tensor, labels: tf.Tensor, rho: tf.Tensor
+    ) -> tf.Tensor:
+        """Margins by interval arithmetic alone."""
+        return self.intervals(x, rho).margins(self.competitors(labels))
+
+    def linear(
+        self,
+        x: tf.Tensor,
+        rho: tf.Tensor,
+        kind: str,
+        *,
+        ranges: str = "linear",
+        training: bool = False,
+    ) -> LinearRelaxation:
+        """A linear relaxation of a batch.
+
+        In training everything is on the tape at once, so wide values get
+        interval ranges.
+        """
+        settings: dict[str, Any] = {"memory_budget": self.memory_budget}
+        settings.update(widest=self.widest, chunked=True)
+        if training:
+            settings = {"widest": _WIDEST_AT_ONCE}
+        return LinearRelaxation(
+            self.program,
+            x,
+            rho,
+            self.perturbations,
+            kind,
+            training,
+            ranges=ranges,
+            **settings,
+        )
+
     def linear_margins(
         self,
         x: tf.Tensor,
         labels: tf.Tensor,
         rho: tf.Tensor,
         kind: str,
+        *,
+        ranges: str = "linear",
         training: bool = False,
     ) -> tf.Tensor:
-        """Margins of a linear relaxation; see `LinearRelaxation`."""
-        relaxation = LinearRelaxation(
-            self.program, x, rho, self.perturbations, kind, training
-        )
-        return relaxation.margins(self.competitors(labels))
+        """Margins of a linear relaxation; see `LinearRelaxation`.
+
+        With interval ranges, never above those of interval arithmetic.
+        """
+        relaxation = self.linear(x, rho, kind, ranges=ranges, training=training)
+        margins = relaxation.margins(self.competitors(labels))
+        if ranges == "linear":
+            return margins
+        return tf.minimum(margins, self.interval_margins(x, labels, rho))
+
+    @functools.cached_property
+    def shapes(self) -> dict[int, tuple[int, ...]]:
+        """The shapes of all values, without the batch."""
+        with tf.init_scope():
+            values = self.clean(tf.zeros([1, *self.program.input_shape])).values
+        return {index: tuple(v.shape[1:]) for index, v in values.items()}
+
+    def interval_layers(
+        self, ranges: str = "linear", uses_vertices: bool = False
+    ) -> tuple[str, ...]:
+        """The layers whose inputs get their ranges from intervals.
+
+        Args:
+            ranges: as of `LinearRelaxation`.
+            uses_vertices: bool. Whether only the lines of `Bounded`
+                operations count, which are found as `lines` does.
+        """
+        affine = {0, *(op.output for op in self.program.prefix())}
+        found = []
+        for operation in self.program.operations:
+            kinds = Bounded if uses_vertices else (Bounded, Convex, Max)
+            if not isinstance(operation, kinds):
+                continue
+            (source,) = operation.inputs
+            width = math.prod(self.shapes[source])
+            wide = self.widest is not None and width > self.widest
+            if uses_vertices:
+                total = sum(
+                    math.prod(self.shapes[i]) for i in range(operation.output)
+                )
+                wide = width > _WIDEST_AT_ONCE or (
+                    width * total * 4 > 4 * self.memory_budget
+                )
+            if source not in affine and (ranges == "interval" or wide):
+                found.append(operation.layer)
+        return tuple(dict.fromkeys(found))

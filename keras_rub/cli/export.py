@@ -21,6 +21,7 @@ from absl import flags, logging
 
 import keras_rub
 from keras_rub import serving
+from keras_rub.bounds import methods
 from keras_rub.cli import command, saved_run, shared
 from keras_rub.files import read_json
 
@@ -48,7 +49,7 @@ _NORM = shared.define_norm(FLAGS)
 _METHOD = flags.DEFINE_enum(
     "method",
     None,
-    ["rub", "crown", "coap"],
+    methods.names(in_graph=True),
     "How to certify; by default rub for norm 1, else crown.",
     flag_values=FLAGS,
 )

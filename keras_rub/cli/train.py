@@ -65,15 +65,40 @@ _COMPETITORS = flags.DEFINE_string(
 _ATTACK_STEPS = flags.DEFINE_integer(
     "attack_steps",
     10,
-    "With pgd: steps of the attack.",
+    "With pgd, and with ibp below --bound_weight 1: steps of the attack.",
     lower_bound=1,
+    flag_values=FLAGS,
+)
+_MIX = flags.DEFINE_float(
+    "mix",
+    1.0,
+    "Weight of the robust loss against the clean one.",
+    lower_bound=0.0,
+    upper_bound=1.0,
+    flag_values=FLAGS,
+)
+_BOUND = flags.DEFINE_enum(
+    "bound",
+    "ibp",
+    ["ibp", "crown-ibp"],
+    "With ibp: intervals, or linear bounds on interval ranges.",
+    flag_values=FLAGS,
+)
+_BOUND_WEIGHT = flags.DEFINE_float(
+    "bound_weight",
+    1.0,
+    "With ibp: weight of the bound against the loss under attack (the alpha "
+    "of MTL-IBP).",
+    lower_bound=0.0,
+    upper_bound=1.0,
     flag_values=FLAGS,
 )
 _ARCHITECTURE = flags.DEFINE_enum(
     "architecture",
     "mlp",
     list(training.ARCHITECTURES),
-    "The network: three hidden layers of 200, one, or the paper's CNN.",
+    "The network: three hidden layers of 200, one, the paper's CNN, or a "
+    "small one with strides.",
     flag_values=FLAGS,
 )
 _LEARNING_RATE = flags.DEFINE_float(
@@ -121,6 +146,9 @@ def run() -> None:
         vertices=_VERTICES.value,
         competitors=parse_count(_COMPETITORS.value, "competitors"),
         attack_steps=_ATTACK_STEPS.value,
+        mix=_MIX.value,
+        bound=_BOUND.value,
+        bound_weight=_BOUND_WEIGHT.value,
         architecture=_ARCHITECTURE.value,
         learning_rate=_LEARNING_RATE.value,
         weight_decay=_WEIGHT_DECAY.value,

@@ -69,7 +69,7 @@ _OBJECTIVE = flags.DEFINE_string(
     flag_values=FLAGS,
 )
 _ATTACKS = shared.define_attacks(FLAGS, "pgd")
-_CERTIFICATES = shared.define_certificates(FLAGS, "rub")
+_CERTIFICATES = shared.define_certificates(FLAGS, "fast")
 _MAX_TRIALS = flags.DEFINE_integer(
     "max_trials",
     12,

@@ -19,8 +19,11 @@ class COAPModel(MarginModel):
     its input can reach, and the margins are bounded by the linear function
     that results ("convex outer adversarial polytope"). The bound holds for
     every perturbation in the ball. One step costs much more than one of
-    `RUBModel` or `ARUBModel`, and the bound is loose for deep networks and
-    large radii: ramp the radius.
+    `RUBModel`, `IBPModel` or `ARUBModel`: each neuron of a layer is
+    substituted backward, so that on a CNN a step takes tens of nominal ones.
+    Layers with more than 1024 neurons get interval ranges in training, as
+    everything must be on the tape at once. The bound is loose for deep
+    networks and large radii: ramp the radius.
 
     Args:
         base: `keras.Model` with logits or probabilities [batch, K] as its

@@ -581,8 +581,8 @@ def attacker_without_range(
     if attacker.input_range is not None:
         raise ValueError(
             "A first-order defence can't respect a valid range: leave "
-            "`input_range` out of the set, or use RUBModel, PGDModel or "
-            f"COAPModel. Received: `perturbations={attacker!r}`"
+            "`input_range` out of the set, or use RUBModel, IBPModel or "
+            f"PGDModel. Received: `perturbations={attacker!r}`"
         )
     return attacker
 

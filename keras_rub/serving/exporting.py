@@ -92,8 +92,9 @@ def export(
         perturbations: as in `keras_rub.certify`: that of a robust model is
             the default.
         norm: as in `keras_rub.certify`. Defaults to `None`.
-        method: `"rub"` (norm 1), `"crown"`, `"coap"` or `None`. Defaults to
-            `None`: `"rub"` for norm 1, else `"crown"`.
+        method: `"rub"` (norm 1), `"crown"`, `"coap"`, `"ibp"`, `"crown-ibp"`
+            or `None`. Defaults to `None`: `"rub"` for norm 1, else
+            `"crown"`.
         input_range: as in `keras_rub.certify`. Defaults to `None`.
         mask: as in `keras_rub.certify`. Defaults to `None`.
         weights: as in `keras_rub.certify`. Defaults to `None`.

@@ -39,7 +39,7 @@ class SearchSpace:
 
     defense: tuple[str, ...] = (
         "nominal", "baseline-inf", "fgsm-inf", "pgd-inf", "arub-inf",
-        "arub-1", "rub", "coap-inf",
+        "arub-1", "rub", "coap-inf", "ibp-inf",
     )  # fmt: skip
     rho: tuple[float, ...] = PAPER_RHO
     scaled: bool = True

@@ -59,7 +59,7 @@ class Sweep:
     objective: str = "mean"
     steps: int = 300
     attacks: tuple[str, ...] = ("pgd",)
-    certificates: str | None = "rub"
+    certificates: str | None = "fast"
     samples: int = 500
     seed: int = 0
 

@@ -1,0 +1,220 @@
+"""Linear relaxations: against a plain CROWN, in chunks, in their order."""
+
+import functools
+
+import keras
+import numpy as np
+import pytest
+from keras import layers
+
+import keras_rub
+from keras_rub.bounds.compiled import compiled_bounds
+from tests import crown_reference
+from tests.test_certify import network, randomise, samples
+
+
+@functools.cache
+def wide(kind):
+    """Networks with a hidden layer of more than 4096 behind the first."""
+    if kind == "dense":
+        body = [
+            layers.Input((6,)),
+            layers.Dense(24, activation="relu"),
+            layers.Dense(4200, activation="relu"),
+        ]
+    else:
+        body = [
+            layers.Input((12, 12, 1)),
+            layers.Conv2D(3, 3, strides=1, padding="same", activation="relu"),
+            layers.Conv2D(30, 3, padding="same", activation="relu"),
+        ]
+    if kind == "pooled":
+        body += [layers.MaxPooling2D(), layers.AveragePooling2D(2)]
+    if kind != "dense":
+        body.append(layers.Flatten())
+    body += [layers.Dense(8, activation="relu"), layers.Dense(3)]
+    return keras.Sequential(body)
+
+
+@pytest.mark.medium
+@pytest.mark.parametrize(
+    ("kind", "norm", "rho"),
+    [
+        ("dense", "inf", 0.06),
+        pytest.param("dense", 2, 0.1, marks=pytest.mark.slow),
+        pytest.param("dense", 1, 0.15, marks=pytest.mark.slow),
+        ("conv", "inf", 0.02),
+        pytest.param("conv", 2, 0.15, marks=pytest.mark.slow),
+        pytest.param("conv", 1, 0.6, marks=pytest.mark.slow),
+        pytest.param("pooled", "inf", 0.02, marks=pytest.mark.slow),
+        pytest.param("pooled", 2, 0.15, marks=pytest.mark.slow),
+        pytest.param("pooled", 1, 0.6, marks=pytest.mark.slow),
+    ],
+)
+def test_crown_is_the_plain_one(kind, norm, rho):
+    model = wide(kind)
+    rng = randomise(model, 5)
+    x, y = samples(model, rng, count=6)
+    limits = {} if norm == 2 else {"input_range": (0.0, 1.0)}
+    radii = np.geomspace(0.1, 30.0, len(x)) * rho
+    found = keras_rub.certify(
+        model, x, y, rho=radii, norm=norm, method="crown", verbose=0, **limits
+    )
+    assert found.interval_layers == ()
+    expected = np.stack(
+        [
+            crown_reference.margins(model, x[i], y[i], radii[i], norm, **limits)
+            for i in range(len(x))
+        ]
+    )
+    others = np.arange(3) != y[:, None]
+    decided = np.all((expected < 0) | ~others, axis=1)
+    assert 0 < decided.sum() < len(x)  # both answers occur
+    np.testing.assert_array_equal(found.certified, decided)
+    # Neurons that intervals know to be on or off are not looked at further,
+    # so what is behind them may differ a little.
+    np.testing.assert_allclose(found.margins, expected, rtol=0.02, atol=2e-3)
+
+
+@pytest.mark.parametrize("method", ["crown", "coap"])
+def test_memory_budget_changes_no_margin(method):
+    # One row at a time, and all rows of all samples at once.
+    model = network("mlp" if method == "coap" else "smooth")
+    x, y = samples(model, randomise(model, 8), count=5)
+    settings = {"rho": 0.1, "norm": "inf", "method": method, "verbose": 0}
+    whole, parts = (
+        keras_rub.certify(model, x, y, memory_budget=budget, **settings)
+        for budget in (2**26, 1)
+    )
+    assert parts.interval_layers == ()
+    np.testing.assert_array_equal(parts.certified, whole.certified)
+    np.testing.assert_allclose(
+        parts.margins, whole.margins, rtol=1e-4, atol=1e-5
+    )
+
+
+def test_an_option_makes_ranges_intervals_and_the_result_says_so():
+    model = network("mlp")  # 7 and 6 neurons
+    x, y = samples(model, randomise(model, 2), count=4)
+    settings = {"rho": 0.3, "norm": "inf", "verbose": 0}
+
+    def certify(method, **more):
+        return keras_rub.certify(model, x, y, method=method, **settings, **more)
+
+    second = model.layers[1].name
+    exact = certify("crown")
+    cheap = certify("crown", widest=5)
+    assert exact.interval_layers == () and "interval" not in repr(exact)
+    assert cheap.interval_layers == (second,) and second in repr(cheap)
+    assert cheap.to_dict()["interval_layers"] == [second]
+    assert not np.allclose(cheap.margins, exact.margins)
+    np.testing.assert_array_equal(
+        certify("crown", widest=6).margins, exact.margins
+    )
+    both = np.minimum(cheap.margins, certify("ibp").margins)
+    linear = certify("crown-ibp")
+    assert linear.interval_layers == (second,)
+    np.testing.assert_allclose(linear.margins, both, atol=1e-5)
+    assert certify("auto").interval_layers == ()
+    with pytest.raises(ValueError, match="Received: `widest=-1`"):
+        certify("crown", widest=-1)
+
+
+@pytest.mark.medium
+@pytest.mark.parametrize("norm", [1, 2, "inf"])
+@pytest.mark.parametrize("kind", ["mlp", "smooth", "cnn", "residual"])
+def test_order_of_intervals_and_lines(kind, norm):
+    """Where one bound must be below another, whatever the network.
+
+    CROWN's slopes of 0 or 1 jump with the range, so its margin may be above
+    that of CROWN-IBP or of intervals; `auto` takes the smallest of all.
+    """
+    model = network(kind)
+    for seed, rho in ((0, 0.05), (1, 0.3), (2, 1.0), (3, 0.0)):
+        x, y = samples(model, randomise(model, seed, 1.5), count=6)
+        found = {
+            method: keras_rub.certify(
+                model, x, y, rho=rho, norm=norm, method=method, verbose=0
+            )
+            for method in ("ibp", "crown-ibp", "crown", "alpha-crown", "auto")
+        }
+        margins = {name: result.margins for name, result in found.items()}
+        slack = 1e-5 * (1.0 + np.abs(margins["ibp"]).max())
+        assert np.all(margins["crown-ibp"] <= margins["ibp"] + slack)
+        assert np.all(margins["alpha-crown"] <= margins["crown"] + slack)
+        if norm == 1:
+            continue
+        for name, result in found.items():
+            assert np.all(margins["auto"] <= margins[name] + slack), name
+            assert np.all(found["auto"].certified >= result.certified), name
+        assert rho or np.allclose(margins["ibp"], margins["auto"], atol=1e-4)
+
+
+def test_one_hidden_layer_needs_no_ranges():
+    """There intervals and substitution know the same of the first layer."""
+    model = keras.Sequential(
+        [
+            layers.Input((5,)),
+            layers.Dense(9, activation="relu"),
+            layers.Dense(3),
+        ]
+    )
+    x, y = samples(model, randomise(model, 1, 2.0), count=5)
+    for norm in (1, 2, "inf"):
+        found = [
+            keras_rub.certify(
+                model, x, y, rho=0.4, norm=norm, method=method, verbose=0
+            ).margins
+            for method in ("ibp", "crown-ibp", "crown")
+        ]
+        assert np.all(found[1] <= found[0] + 1e-5)
+        assert np.all(found[1] <= found[2] + 1e-5)
+        np.testing.assert_allclose(
+            found[1], np.minimum(found[0], found[2]), atol=1e-5
+        )
+
+
+@pytest.mark.parametrize("decide_only", [False, True])
+def test_slopes_are_optimised_where_margins_are_open(decide_only):
+    model = network("mlp")
+    x, y = samples(model, randomise(model, 3, 1.5), count=16)
+    radius = keras_rub.certified_radius(model, x, y, norm="inf", method="crown")
+    settings = {"norm": "inf", "rho": radius * 1.15, "verbose": 0}
+    plain = keras_rub.certify(model, x, y, method="crown", **settings)
+    found = keras_rub.certify(
+        model, x, y, method="alpha-crown", decide_only=decide_only, **settings
+    )
+    assert not plain.certified.any()
+    assert found.certified.sum() >= 8
+    assert set(found.decided_by) <= {"", "alpha-crown"}
+
+
+def test_radius_of_a_search_is_certified():
+    model = network("mlp")
+    x, y = samples(model, randomise(model, 3, 1.5), count=3)
+    settings = {"norm": "inf", "method": "auto"}
+    radius = keras_rub.certified_radius(model, x, y, **settings)
+    crown = keras_rub.certified_radius(model, x, y, norm="inf", method="crown")
+    assert np.all(radius >= crown) and np.any(radius > 1.05 * crown)
+    at = keras_rub.certify(model, x, y, rho=radius, **settings)
+    beyond = keras_rub.certify(model, x, y, rho=radius * 1.02, **settings)
+    assert at.certified.all() and not beyond.certified.any()
+
+
+def test_repeated_samples_share_their_ranges():
+    model = network("mlp")
+    x, y = samples(model, randomise(model, 3, 1.5), count=3)
+    attacker = keras_rub.PerturbationSet("inf")
+    bounds = compiled_bounds(model, attacker)
+    search = bounds.search(keras_rub.bounds.methods.METHODS["alpha-crown"])
+    rho = np.full(3, 0.8, "float32")
+    columns = np.zeros(3, "int32")
+    alone = [
+        search(*(part[i : i + 1] for part in (x, y, rho, columns)))
+        for i in range(3)
+    ]
+    order = [2, 0, 2, 1, 0]
+    again = search(x[order], y[order], rho[order], columns[[0] * 5])
+    np.testing.assert_allclose(
+        again, np.concatenate(alone)[order], rtol=1e-5, atol=1e-6
+    )
