@@ -14,7 +14,15 @@ PACKAGE = ROOT / "keras_rub"
 # below. The first entry that a module's name starts with counts.
 FLOORS = [
     ["version", "perturbations", "files", "tables", "progress", "tracing"],
-    ["resuming", "checks", "classifier", "cautions", "models", "loading"],
+    [
+        "resuming",
+        "checks",
+        "classifier",
+        "inputs",
+        "cautions",
+        "models",
+        "loading",
+    ],
     [
         "bounds.lines",
         "bounds.program",

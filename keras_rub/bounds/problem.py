@@ -18,6 +18,7 @@ from keras_rub.bounds.majorant import Clean, Relaxation, clean_pass
 from keras_rub.bounds.program import Bounded, Program
 from keras_rub.bounds.vertex_expansion import VertexExpansion
 from keras_rub.bounds.vertices import VertexBound
+from keras_rub.inputs import SingleInput
 from keras_rub.perturbations import PerturbationSet
 
 
@@ -31,12 +32,12 @@ class Problem:
 
     Args:
         program: the network.
-        perturbations: the attacker.
+        inputs: how the user's inputs become x, and the attacker on it.
         memory_budget: int. Bytes that one chunk of vertices may take.
     """
 
     program: Program
-    perturbations: PerturbationSet
+    inputs: SingleInput
     memory_budget: int = 2**26
 
     @classmethod
@@ -48,9 +49,15 @@ class Problem:
         bound: str = "a certificate",
     ) -> Problem:
         """Lowers a built classifier; `bound` says for what, in errors."""
-        program = lower(base, bound)
-        perturbations.check_shape(program.input_shape)
-        return cls(program, perturbations, memory_budget)
+        single = SingleInput.of(base, perturbations)
+        program = lower(single.network, bound)
+        single.perturbations.check_shape(program.input_shape)
+        return cls(program, single, memory_budget)
+
+    @property
+    def perturbations(self) -> PerturbationSet:
+        """The attacker."""
+        return self.inputs.perturbations
 
     @functools.cached_property
     def expansion(self) -> VertexExpansion:
