@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from keras_rub import defenses, distribution, models
 from keras_rub.datasets import Dataset
+from keras_rub.defenses.robust_model import count_or_all
 from keras_rub.files import read_json, replacing
 from keras_rub.perturbations import (
     PerturbationSet,
@@ -57,6 +58,8 @@ class Recipe:
         input_range: the valid inputs, which the attacker can't leave: a pair
             `(low, high)`, or whether to take the data set's own range.
         vertices: with rub, vertices a sample to evaluate.
+        competitors: with rub and arub, competing classes a sample that a
+            step looks at: a number, or `"all"`.
         attack_steps: with pgd, gradient steps of the attack.
         architecture: one of `ARCHITECTURES`.
         learning_rate: of Adam, at the start of a cosine decay.
@@ -72,6 +75,7 @@ class Recipe:
     rho_ramp: float = 0.5
     input_range: bool | tuple[float, float] = False
     vertices: int = 32
+    competitors: int | str = 1
     attack_steps: int = 10
     architecture: str = "mlp"
     learning_rate: float = 1e-3
@@ -85,6 +89,7 @@ class Recipe:
         _choose("architecture", self.architecture, ARCHITECTURES)
         canonical_norm(self.norm)
         check_rho(self.rho)
+        count_or_all("competitors", self.competitors)
         if self.defense == "rub" and self.norm != 1:
             raise ValueError(
                 f"Defence rub is for norm 1 only. Received: `norm={self.norm}`"
@@ -185,6 +190,8 @@ class Recipe:
             options["vertices"] = self.vertices
         else:
             options["norm"] = self.norm
+        if self.defense in ("rub", "arub"):
+            options["competitors"] = self.competitors
         if self.defense == "pgd":
             options["steps"] = self.attack_steps
         if not isinstance(self.input_range, bool):

@@ -335,7 +335,9 @@ def _max_pooling(layer, x):
     def magnitude(r):
         return windows(layer, _pad_same(layer, r, outside=0.0))
 
-    return x.affine(apply, magnitude).max(axes)
+    is_cut = windows is _tiles and layer.padding == "valid"
+    tiles = tuple(layer.pool_size) if is_cut else None
+    return x.affine(apply, magnitude, tiles=tiles).max(axes)
 
 
 def _tiles(layer, t: tf.Tensor) -> tf.Tensor:

@@ -35,6 +35,7 @@ from keras_rub.serving.versions import (
     list_versions,
     publish,
 )
+from keras_rub.tracing import compiled
 from keras_rub.version import __version__
 
 # Where the facts about a model lie within its SavedModel.
@@ -212,17 +213,17 @@ def _save(network, inputs, specs, signatures, certifier, folder) -> None:
     module.weights = [variable.value for variable in network.variables]
     functions = {}
     if "serving_default" in signatures:
-        functions["serving_default"] = tf.function(
+        functions["serving_default"] = compiled(
             lambda *x: predict(network, inputs, inputs.pack(x)),
             input_signature=specs,
         )
     if "certify" in signatures:
-        functions["certify"] = tf.function(
+        functions["certify"] = compiled(
             lambda *x: certifier.certify(inputs.pack(x[:-1]), x[-1]),
             input_signature=[*specs, rho],
         )
     if "certified_radius" in signatures:
-        functions["certified_radius"] = tf.function(
+        functions["certified_radius"] = compiled(
             lambda *x: certifier.certified_radius(inputs.pack(x)),
             input_signature=specs,
         )
