@@ -76,7 +76,9 @@ def lower(model: keras.Model, bound: str = "a certificate") -> Program:
     try:
         graph = Classifier.of(_graph_of(model)).network
     except _Untraced as error:
-        raise UnsupportedLayerError(str(error)) from error
+        raise UnsupportedLayerError(
+            f"There is no rule for {bound} here. {error}"
+        ) from error
     width = graph.outputs[0].shape[-1]
     program = Program(tuple(graph.inputs[0].shape[1:]), max(width, 2))
     missing: list[str] = []
