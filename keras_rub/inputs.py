@@ -88,7 +88,8 @@ class SingleInput:
             if len(leaves) != 1:
                 raise ValueError(
                     f"`x` must be one tensor, as model {self.network.name!r} "
-                    f"takes it. Received: {len(leaves)} inputs"
+                    "takes it; several inputs need a functional model. "
+                    f"Received: {len(leaves)} inputs"
                 )
             return tf.cast(tf.convert_to_tensor(leaves[0]), tf.float32)
         if not isinstance(x, (dict, list, tuple)):

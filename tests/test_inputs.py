@@ -371,6 +371,25 @@ def test_masks_of_keras_are_not_lost_in_silence():
         keras_rub.certify(model, x, rho=0.1)
 
 
+def test_a_subclassed_model_is_told_what_to_do():
+    class Two(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.last = layers.Dense(2)
+
+        def call(self, inputs):
+            return self.last(inputs[0] + inputs[1])
+
+    model, x = Two(), [np.ones((1, 2), "float32")] * 2
+    model(x)
+    with pytest.raises(ValueError, match="input shape.*must take one tensor"):
+        keras_rub.attacks.PGD(model)(x, [0], 0.1)
+    robust = keras_rub.ARUBModel(model, 0.1)
+    robust.compile("sgd", "sparse_categorical_crossentropy")
+    with pytest.raises(ValueError, match="need a functional model"):
+        robust.fit(x, np.zeros(1), verbose=0)
+
+
 def test_an_input_that_does_not_count():
     a, b = keras.Input((2,), name="a"), keras.Input((2,), name="b")
     model = keras.Model([a, b], layers.Dense(2)(a))
