@@ -23,7 +23,9 @@ import keras_rub
 from keras_rub.classifier import input_structure
 
 _OUT = flags.DEFINE_string("out", "docs", "Where the table goes.")
-_MODELS = flags.DEFINE_list("models", [], "Only these; the others are kept.")
+_MODEL = flags.DEFINE_multi_string(
+    "model", [], "Only this, and what the table does not have yet."
+)
 
 WORKS = "works"
 RHO = 0.01
@@ -363,17 +365,17 @@ def page(table: dict[str, dict[str, str]]) -> str:
 def main(_):
     folder = pathlib.Path(_OUT.value)
     found = {}
-    if _MODELS.value:
+    if _MODEL.value:
         found = json.loads((folder / "models.json").read_text())
     for name in CASES:
-        if name in found and name not in _MODELS.value:
+        if name in found and name not in _MODEL.value:
             continue
         found[name] = {column: try_cell(name, column) for column in COLUMNS}
         print(
             name, [text == WORKS for text in found[name].values()], flush=True
         )
-    found = {name: found[name] for name in CASES}
-    (folder / "models.json").write_text(json.dumps(found, indent=1) + "\n")
+        found = {name: found[name] for name in CASES if name in found}
+        (folder / "models.json").write_text(json.dumps(found, indent=1) + "\n")
     (folder / "models.md").write_text(page(found))
 
 

@@ -363,7 +363,7 @@ class RobustModel(keras.Model):
             scaled = self.optimizer.scale_loss(losses["loss"])
         weights = self.trainable_weights
         if weights:
-            gradients = tape.gradient(scaled, weights)
+            gradients = _gradients(tape, scaled, weights)
             self.optimizer.apply_gradients(zip(gradients, weights, strict=True))
         return self._logs(x, y, y_pred, sample_weight, losses, step)
 
@@ -591,6 +591,20 @@ def attacker_without_range(
             f"COAPModel. Received: `perturbations={attacker!r}`"
         )
     return attacker
+
+
+def _gradients(tape, loss, weights):
+    try:
+        return tape.gradient(loss, weights)
+    except LookupError as error:
+        # TensorFlow can't differentiate the gradients of a few operations.
+        raise ValueError(
+            "A defence that trains on input gradients needs second "
+            "derivatives, and TensorFlow lacks that of an operation in the "
+            "model: write it with other operations (softsign as "
+            "z / (1 + keras.ops.abs(z))), or use RUBModel, COAPModel or "
+            f"PGDModel. Received: {error}"
+        ) from error
 
 
 def _refuse_words(x=None, y=None, *args, **kwargs):
