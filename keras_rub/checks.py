@@ -113,6 +113,16 @@ def refuse_words(y: Any) -> None:
         )
 
 
+def no_gradient() -> ValueError:
+    """The error for a model that gradients can't find a way through."""
+    return ValueError(
+        "The model has no gradient with respect to its input, so neither "
+        "a gradient attack nor a first-order defence can work. Look for a "
+        "layer that rounds, takes an argmax, looks up an embedding or "
+        "stops the gradient."
+    )
+
+
 def _after(check: tf.Operation | None, tensor: tf.Tensor) -> tf.Tensor:
     # A traced operation does not wait for a check that stands before it.
     with tf.control_dependencies([] if check is None else [check]):

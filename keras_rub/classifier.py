@@ -149,16 +149,24 @@ def logits_of(base: keras.Model, features: tf.Tensor) -> tf.Tensor:
     return Classifier.of(base).logits(features)
 
 
-def outputs_of(base: keras.Model, features: tf.Tensor) -> tf.Tensor:
-    """The user's own outputs, in inference mode."""
+def outputs_of(
+    base: keras.Model, features: tf.Tensor | list[tf.Tensor]
+) -> tf.Tensor:
+    """The user's own outputs, in inference mode.
+
+    Args:
+        base: built model.
+        features: its input, or a list of several.
+    """
     return base(_as_inputs(base, features), training=False)
 
 
-def _as_inputs(model: keras.Model, features: tf.Tensor):
+def _as_inputs(model: keras.Model, features):
     """Features in the structure that the model takes."""
     if not getattr(model, "inputs", None):
         return features
-    return keras.tree.pack_sequence_as(input_structure(model), [features])
+    several = features if isinstance(features, list) else [features]
+    return keras.tree.pack_sequence_as(input_structure(model), several)
 
 
 def to_classes(raw: tf.Tensor) -> tf.Tensor:
@@ -225,6 +233,26 @@ def layers_of(base: keras.Model) -> list[keras.layers.Layer]:
         nested = isinstance(layer, keras.Model)
         found += layers_of(layer) if nested else [layer]
     return found
+
+
+def nodes_in_order(model: keras.Model) -> list[Any]:
+    """Every call of a layer between the model's inputs and its output."""
+    ends = {id(tensor) for tensor in model.inputs}
+    order, seen = [], set()
+    # Each entry is visited twice: to push its parents, then to be listed.
+    stack = [(model.outputs[0], False)]
+    while stack:
+        tensor, ready = stack.pop()
+        if id(tensor) in ends:
+            continue
+        _, node = _origin(tensor)
+        if ready:
+            order.append(node)
+        elif id(node) not in seen:
+            seen.add(id(node))
+            stack.append((tensor, True))
+            stack.extend((parent, False) for parent in node.input_tensors)
+    return order
 
 
 class WithoutActivation(keras.layers.Layer):

@@ -82,12 +82,13 @@ class CertifiedAccuracy(keras.metrics.Metric):
         # A function, because Keras walks all models that it can reach.
         self._bounds = lambda: compiled_bounds(model, attacker)
 
-    def observe(self, x: tf.Tensor, labels: tf.Tensor) -> None:
-        """Certifies one batch; `update_state` then counts it."""
+    def observe(self, x: Any, labels: tf.Tensor) -> None:
+        """Certifies one batch of inputs; `update_state` then counts it."""
         if self._bounds is None or self._method is None:
             raise ValueError("The metric is not attached to a robust model.")
         bounds = self._bounds()
         bounds.check_memory(self._method)
+        x = bounds.pack(x)
         radii = tf.fill(tf.shape(labels), tf.constant(self.rho, tf.float32))
         margins = bounds.margins(self._method)(x, labels, radii)
         allowance = bounds.allowance(x, labels, radii)

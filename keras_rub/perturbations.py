@@ -73,6 +73,10 @@ class PerturbationSet:
         input_range: pair `(low, high)`, or `None`. The valid inputs; each end
             is a number or an array that broadcasts to the shape of one input.
             Defaults to `None`, no limit.
+        perturb: string, or `None`. Where a model takes several inputs, the
+            name of the one that the attacker moves; the others are fixed, and
+            the arguments above are about this one. Defaults to `None`, the
+            only input of floating point.
 
     Example:
     ```python
@@ -91,6 +95,7 @@ class PerturbationSet:
         mask: Any = None,
         weights: Any = None,
         input_range: tuple[Any, Any] | None = None,
+        perturb: str | None = None,
     ):
         self.norm = canonical_norm(norm)
         self.mask = None if mask is None else _boolean_array(mask)
@@ -98,6 +103,12 @@ class PerturbationSet:
         self.input_range = (
             None if input_range is None else _ordered_pair(input_range)
         )
+        if not isinstance(perturb, str | None):
+            raise TypeError(
+                "`perturb` must be the name of an input. "
+                f"Received: `perturb={perturb!r}`"
+            )
+        self.perturb = perturb
 
     def with_norm(self, norm: int | str) -> PerturbationSet:
         """The same set measured by another norm."""
@@ -110,6 +121,7 @@ class PerturbationSet:
             "mask": self.mask,
             "weights": self.weights,
             "input_range": self.input_range,
+            "perturb": self.perturb,
         }
         return PerturbationSet(**{**kept, **parts})
 
@@ -298,6 +310,8 @@ class PerturbationSet:
             "input_range": None
             if self.input_range is None
             else [plain(end) for end in self.input_range],
+            # Only where there is a choice of inputs.
+            **({} if self.perturb is None else {"perturb": self.perturb}),
         }
 
     @classmethod
@@ -325,6 +339,8 @@ class PerturbationSet:
                 for end in self.input_range
             )
             words.append(f"inputs in [{low}, {high}]")
+        if self.perturb is not None:
+            words.append(f"moves {self.perturb!r}")
         return ", ".join(words)
 
     def __repr__(self) -> str:
@@ -350,8 +366,8 @@ def attacker_of(
             else is said; or anything else, which has none.
         perturbations: `PerturbationSet`, or `None`. The whole set.
         default_norm: the norm where nobody names one. Defaults to `1`.
-        **shorthand: `norm`, `mask`, `weights` and `input_range`; those that
-            are not `None` take the place of the model's own.
+        **shorthand: `norm`, `mask`, `weights`, `input_range` and `perturb`;
+            those that are not `None` take the place of the model's own.
 
     Returns:
         A `PerturbationSet`.

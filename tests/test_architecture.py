@@ -14,8 +14,16 @@ PACKAGE = ROOT / "keras_rub"
 # below. The first entry that a module's name starts with counts.
 FLOORS = [
     ["version", "perturbations", "files", "tables", "progress", "tracing"],
-    ["resuming", "checks", "classifier", "cautions", "models", "loading"]
-    + ["initializers"],
+    [
+        "resuming",
+        "checks",
+        "classifier",
+        "inputs",
+        "cautions",
+        "models",
+        "loading",
+        "initializers",
+    ],
     [
         "bounds.lines",
         "bounds.program",

@@ -232,12 +232,14 @@ def test_x_that_leaves_the_valid_range():
 def test_several_inputs():
     a, b = layers.Input((4,)), layers.Input((4,))
     base = keras.Model([a, b], layers.Dense(3)(layers.Add()([a, b])))
-    with pytest.raises(ValueError, match="one output and 1 input"):
-        keras_rub.RUBModel(base)
-    model = keras_rub.ARUBModel(base)
+    for defense in (keras_rub.RUBModel, keras_rub.ARUBModel):
+        with pytest.raises(ValueError, match="`perturb` must name the one"):
+            defense(base)
+    model = keras_rub.ARUBModel(base, perturb=a.name)
     model.compile("sgd", "sparse_categorical_crossentropy")
-    with pytest.raises(ValueError, match="perturbs one input tensor"):
-        model.fit([X, X], Y, verbose=0)
+    with pytest.raises(ValueError, match="must hold the inputs"):
+        model.worst_case_margins([X, X, X], Y)
+    model.fit([X, X], Y, verbose=0)
 
 
 def test_unknown_image_size():

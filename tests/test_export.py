@@ -506,7 +506,9 @@ def test_errors(tmp_path):
     wrong(ValueError, r"probabilities \[batch, K\]", image)
     two = [keras.Input((4,)), keras.Input((4,))]
     two = keras.Model(two, keras.layers.Dense(3)(keras.layers.Add()(two)))
-    wrong(ValueError, "one input tensor. Received: 2 inputs", two)
+    wrong(ValueError, "`perturb` must name the one input", two)
+    other = {"perturb": two.inputs[0].name, "preprocessing": image}
+    wrong(ValueError, "`preprocessing` can stand before", two, **other)
 
 
 class Subclassed(keras.Model):

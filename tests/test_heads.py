@@ -525,6 +525,17 @@ def test_input_without_a_gradient(defence):
         model.fit(np.abs(X).astype(int), Y, verbose=0)
 
 
+def test_a_missing_second_derivative_is_named():
+    base = keras.Sequential(
+        [keras.Input((2,)), keras.layers.Dense(2, "softsign")]
+    )
+    base.add(keras.layers.Dense(2))
+    model = keras_rub.ARUBModel(base, 0.1)
+    model.compile("sgd", "sparse_categorical_crossentropy")
+    with pytest.raises(ValueError, match="second derivatives.*SoftsignGrad"):
+        model.fit(np.ones((1, 2)), np.zeros(1), verbose=0)
+
+
 def test_reduced_precision_is_said_once():
     before = keras.config.dtype_policy()
     keras.config.set_dtype_policy("mixed_float16")

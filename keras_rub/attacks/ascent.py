@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
+from keras_rub import checks
 from keras_rub.attacks.projections import project
 from keras_rub.perturbations import PerturbationSet
 
@@ -175,10 +176,5 @@ def gradient_of(
     """The gradient by the points, or an error if the model has none."""
     gradient = tape.gradient(value, points)
     if gradient is None:
-        raise ValueError(
-            "The model has no gradient with respect to its input, so neither "
-            "a gradient attack nor a first-order defence can work. Look for a "
-            "layer that rounds, takes an argmax, looks up an embedding or "
-            "stops the gradient."
-        )
+        raise checks.no_gradient()
     return tf.convert_to_tensor(gradient)

@@ -13,6 +13,7 @@ import tensorflow as tf
 from keras_rub import checks, tracing
 from keras_rub.attacks.losses import LOSSES, has_won, strongest_rival
 from keras_rub.classifier import base_of, input_shape, logits_of
+from keras_rub.inputs import SingleInput
 from keras_rub.perturbations import PerturbationSet, attacker_of, check_rho
 
 LABELS = tf.TensorSpec([None], tf.int32)
@@ -29,9 +30,9 @@ class Attack:
     Args:
         model: a robust model or any built Keras classifier; it is
             attacked at its logits, before a final softmax or sigmoid.
-        norm: 1, 2 or `"inf"`. Shorthand, as are `input_range`, `mask` and
-            `weights`: each takes the place of that part of the attacker.
-            Defaults to `None`.
+        norm: 1, 2 or `"inf"`. Shorthand, as are `input_range`, `mask`,
+            `weights` and `perturb`: each takes the place of that part of the
+            attacker. Defaults to `None`.
         perturbations: `PerturbationSet`, or `None`. The whole attacker.
             Defaults to `None`: that of a robust model, as it was trained;
             for any other model the Linf ball.
@@ -45,6 +46,9 @@ class Attack:
             features that may change. Defaults to `None`, all of them.
         weights: positive array that broadcasts to one input, or `None`. The
             cost of moving each feature by one unit. Defaults to `None`.
+        perturb: string, or `None`. Where the model takes several inputs, the
+            name of the one that is attacked. Defaults to `None`, the only one
+            of floating point.
         batch_size: int. Samples that are attacked together. Defaults to
             `256`.
         seed: int. Decides all random choices. Defaults to `0`.
@@ -61,11 +65,11 @@ class Attack:
         input_range: tuple[Any, Any] | None = None,
         mask: Any = None,
         weights: Any = None,
+        perturb: str | None = None,
         batch_size: int = 256,
         seed: int = 0,
     ):
-        self.base = base_of(model)
-        self.perturbations = attacker_of(
+        self.attacker = attacker_of(
             model,
             perturbations,
             default_norm="inf",
@@ -73,7 +77,12 @@ class Attack:
             mask=mask,
             weights=weights,
             input_range=input_range,
+            perturb=perturb,
         )
+        self.inputs = SingleInput.of(base_of(model), self.attacker)
+        # From here on there is one input tensor.
+        self.base = self.inputs.network
+        self.perturbations = self.inputs.perturbations
         if loss not in LOSSES:
             raise ValueError(
                 f"`loss` must be one of {sorted(LOSSES)}. "
@@ -151,7 +160,8 @@ class Attack:
         """Attacks every sample.
 
         Args:
-            x: array [n, *features].
+            x: array [n, *features]; where the model takes several inputs, a
+                dict by name or a list of arrays.
             y: class numbers [n] or one-hot rows [n, K]. The true classes.
             rho: float, or one radius a sample [n].
             targets: class numbers [n], or `None`. The classes to be
@@ -160,8 +170,10 @@ class Attack:
 
         Returns:
             Float32 array [n, *features]: where the attack has won, a point
-            that proves it; elsewhere the point with the highest loss.
+            that proves it; elsewhere the point with the highest loss. Of
+            several inputs all, the others as they were.
         """
+        given = x
         with checks.clear_errors():
             x, labels = self.check_samples(x, y)
             rho = _radii(rho, len(x))
@@ -183,23 +195,24 @@ class Attack:
                         None if targets is None else targets[some],
                     )
                 )
-        return np.concatenate(parts)
+        return self.inputs.unpack(np.concatenate(parts), given)
 
-    def sweep(self, x: Any, y: Any, radii: Any) -> np.ndarray:
+    def sweep(self, x: Any, y: Any, radii: Any) -> Any:
         """Attacks every sample at each radius.
 
         A point that wins at a small radius wins at a larger one too, so a
         sample is attacked again only while it stands.
 
         Args:
-            x: array [n, *features].
+            x: as in a call.
             y: class numbers [n] or one-hot rows [n, K].
             radii: non-empty list of radii.
 
         Returns:
-            Float32 array [len(radii), n, *features].
+            Float32 array [len(radii), n, *features]; of several inputs a list
+            of what a call returns, one for each radius.
         """
-        radii = check_radii(radii)
+        radii, given = check_radii(radii), x
         with checks.clear_errors():
             x, labels = self.check_samples(x, y)
         found = np.repeat(x[None], len(radii), axis=0)
@@ -211,10 +224,17 @@ class Attack:
                 points[left] = self(x[left], labels[left], radii[index])
                 standing[left] = self.predict(points[left]) == labels[left]
             found[index] = points
-        return found
+        return self.unpack_all(found, given)
 
-    def predict(self, x: np.ndarray) -> np.ndarray:
+    def unpack_all(self, found: np.ndarray, given: Any) -> Any:
+        """Points by radius, in the structure of the inputs `given`."""
+        if not isinstance(given, (dict, list, tuple)):
+            return found
+        return [self.inputs.unpack(points, given) for points in found]
+
+    def predict(self, x: Any) -> np.ndarray:
         """The classes [n] that the model predicts."""
+        x = self.inputs.array(x)
         return np.concatenate(
             [
                 self._predict(x[first : first + self.batch_size]).numpy()
@@ -224,7 +244,7 @@ class Attack:
 
     def check_samples(self, x: Any, y: Any) -> tuple[np.ndarray, np.ndarray]:
         """The inputs as float32 and the labels as int32, or an error."""
-        x = np.asarray(x)
+        x = self.inputs.array(x)
         if x.shape[1:] != self.input_shape or not len(x):
             raise ValueError(
                 f"`x` must have the shape [n, "
@@ -304,7 +324,7 @@ class Attack:
         return points
 
     def _logits(self, points):
-        return logits_of(self.base, points)
+        return self.inputs.logits(points)
 
 
 def positive_int(name: str, value: Any) -> int:

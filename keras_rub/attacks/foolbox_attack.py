@@ -32,6 +32,7 @@ class FoolboxAttack(Attack):
             refused.
         input_range: pair of numbers `(low, high)`, as in `Attack`. Defaults
             to `None`.
+        perturb: as in `Attack`. Defaults to `None`.
         batch_size: int. Samples that are attacked together. Defaults to
             `256`.
     """
@@ -44,6 +45,7 @@ class FoolboxAttack(Attack):
         kind: str = "pgd",
         perturbations: PerturbationSet | None = None,
         input_range: tuple[float, float] | None = None,
+        perturb: str | None = None,
         batch_size: int = 256,
     ):
         super().__init__(
@@ -51,30 +53,31 @@ class FoolboxAttack(Attack):
             norm,
             perturbations=perturbations,
             input_range=input_range,
+            perturb=perturb,
             batch_size=batch_size,
         )
         if kind not in _KINDS:
             raise ValueError(
                 f'`kind` must be "pgd" or "fgm". Received: `kind={kind!r}`'
             )
-        if not can_respect(self.perturbations):
+        if not can_respect(self.attacker):
             raise ValueError(
                 "foolbox knows neither `mask` nor `weights`, and one valid "
                 "range for all features: use PGD or AdaptivePGD (pgd, "
-                f"apgd-ce). Received: `perturbations={self.perturbations!r}`"
+                f"apgd-ce). Received: `perturbations={self.attacker!r}`"
             )
         self.kind = kind
         # Eager calls of a Keras model cost more than its arithmetic.
         self._forward = self.traced_once(self._logits, self.points)
 
-    def sweep(self, x: Any, y: Any, radii: Any) -> np.ndarray:
-        radii = check_radii(radii)
+    def sweep(self, x: Any, y: Any, radii: Any) -> Any:
+        radii, given = check_radii(radii), x
         x, labels = self.check_samples(x, y)
         parts = []
         for first in range(0, len(x), self.batch_size):
             some = slice(first, first + self.batch_size)
             parts.append(self._foolbox(x[some], labels[some], radii))
-        return np.concatenate(parts, axis=1)
+        return self.unpack_all(np.concatenate(parts, axis=1), given)
 
     def run(self, x, labels, rho, targets, restart):
         if targets is not None:
@@ -91,27 +94,32 @@ class FoolboxAttack(Attack):
     def _foolbox(self, x, labels, radii):
         import foolbox  # heavy, and needed by this attack alone
 
-        if self.perturbations.input_range is None:
+        packed, x = tf.constant(x), self.inputs.moved(x)
+        if self.attacker.input_range is None:
             # Bounds that no perturbation can reach.
             reach = 2.0 * max(radii) + 1.0
             bounds = (float(x.min()) - reach, float(x.max()) + reach)
         else:
-            low, high = self.perturbations.input_range
+            low, high = self.attacker.input_range
             bounds = (float(low), float(high))
-        model = foolbox.TensorFlowModel(self._forward, bounds, device="/CPU:0")
+
+        def forward(points):
+            return self._forward(self.inputs.with_moved(points, packed))
+
+        model = foolbox.TensorFlowModel(forward, bounds, device="/CPU:0")
         attack = getattr(foolbox.attacks, f"L{self.norm}{_KINDS[self.kind]}")()
-        points = np.stack(
-            [
-                attack.run(
-                    model,
-                    tf.constant(x),
-                    tf.constant(labels, tf.int64),
-                    epsilon=float(radius),
-                ).numpy()
-                for radius in radii
-            ]
+        found = [
+            attack.run(
+                model,
+                tf.constant(x),
+                tf.constant(labels, tf.int64),
+                epsilon=float(radius),
+            )
+            for radius in radii
+        ]
+        return np.stack(
+            [self.inputs.with_moved(points, packed).numpy() for points in found]
         )
-        return points
 
 
 def can_respect(perturbations: PerturbationSet) -> bool:

@@ -64,6 +64,7 @@ def make(
     input_range: tuple[Any, Any] | None = None,
     mask: Any = None,
     weights: Any = None,
+    perturb: str | None = None,
     **kwargs: Any,
 ) -> Attack:
     """An attack by its name.
@@ -79,6 +80,7 @@ def make(
         input_range: as in `Attack`.
         mask: as in `Attack`.
         weights: as in `Attack`.
+        perturb: as in `Attack`.
         **kwargs: other arguments of the attack.
     """
     (name,) = names_of(name)
@@ -92,6 +94,7 @@ def make(
         input_range=input_range,
         mask=mask,
         weights=weights,
+        perturb=perturb,
     )
     key = (name, attacker.key, repr(sorted(kwargs.items())))
     # Kept with the model, past Keras's tracking, so that it lives as long.
@@ -115,6 +118,7 @@ class Suite:
         input_range: as in `Attack`.
         mask: as in `Attack`.
         weights: as in `Attack`.
+        perturb: as in `Attack`.
         **kwargs: `batch_size` and `seed` of the attacks.
 
     Example:
@@ -134,6 +138,7 @@ class Suite:
         input_range: tuple[Any, Any] | None = None,
         mask: Any = None,
         weights: Any = None,
+        perturb: str | None = None,
         **kwargs: Any,
     ):
         names = names_of(attacks)
@@ -145,6 +150,7 @@ class Suite:
             input_range=input_range,
             mask=mask,
             weights=weights,
+            perturb=perturb,
         )
         if attacks == "strong" and not can_respect(attacker):
             names = tuple(name for name in names if name not in PAPER)
@@ -153,8 +159,9 @@ class Suite:
             for name in names
         }
 
-    def __call__(self, x: Any, y: Any, rho: Any) -> np.ndarray:
+    def __call__(self, x: Any, y: Any, rho: Any) -> Any:
         """Attacks every sample; arguments and result as of `Attack`."""
+        given = x
         first = next(iter(self.attacks.values()))
         with checks.clear_errors():
             x, labels = first.check_samples(x, y)
@@ -168,4 +175,4 @@ class Suite:
             points[left] = attack(x[left], labels[left], rho[left])
             stands = attack.predict(points[left]) == labels[left]
             left = left[stands]
-        return points
+        return first.inputs.unpack(points, given)

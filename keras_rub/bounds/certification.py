@@ -27,6 +27,7 @@ class Settings(TypedDict, total=False):
     input_range: tuple[Any, Any] | None
     mask: Any
     weights: Any
+    perturb: str | None
     decide_only: bool
     batch_size: int
     memory_budget: int
@@ -69,6 +70,7 @@ def certify(
     input_range: tuple[Any, Any] | None = None,
     mask: Any = None,
     weights: Any = None,
+    perturb: str | None = None,
     decide_only: bool = False,
     batch_size: int = 64,
     memory_budget: int = 2**26,
@@ -103,7 +105,8 @@ def certify(
             margins are those of logits. One output z counts as two classes
             with the logits [0, z].
         x: array [n, *features], or a `tf.data.Dataset` of batches `x` or
-            `(x, y)`.
+            `(x, y)`; where the model takes several inputs, a dict by name or
+            a list of arrays.
         y: class numbers [n] or one-hot rows [n, K], or `None`. The classes
             to certify. Defaults to `None`: those of the data set, else the
             model's own predictions.
@@ -112,9 +115,9 @@ def certify(
         perturbations: `PerturbationSet`, or `None`. The whole attacker.
             Defaults to `None`: that of a robust model, as it was trained;
             for any other model the L1 ball.
-        norm: 1, 2 or `"inf"`. Shorthand, as are `input_range`, `mask` and
-            `weights`: each takes the place of that part of the attacker.
-            Defaults to `None`.
+        norm: 1, 2 or `"inf"`. Shorthand, as are `input_range`, `mask`,
+            `weights` and `perturb`: each takes the place of that part of the
+            attacker. Defaults to `None`.
         method: see the table. Defaults to `"auto"`.
         input_range: pair `(low, high)`. The valid inputs, which an attack
             can't leave. Defaults to `None`.
@@ -122,6 +125,9 @@ def certify(
             may change. Defaults to `None`.
         weights: positive array that broadcasts to one input. The cost of
             moving each feature by one unit. Defaults to `None`.
+        perturb: string. Where the model takes several inputs, the name of the
+            one that the attacker moves; the others are fixed for each sample.
+            Defaults to `None`, the only one of floating point.
         decide_only: bool. Stop working on a sample as soon as its
             certificate is decided. `certified` is the same and comes
             faster; a margin is then any upper bound, infinite where a
@@ -155,6 +161,7 @@ def certify(
         mask=mask,
         weights=weights,
         input_range=input_range,
+        perturb=perturb,
     )
     cascade = _cascade(
         model, attacker, method, dtype, memory_budget, widest, decide_only
@@ -197,6 +204,7 @@ def certified_radius(
     input_range: tuple[Any, Any] | None = None,
     mask: Any = None,
     weights: Any = None,
+    perturb: str | None = None,
     batch_size: int = 64,
     memory_budget: int = 2**26,
     widest: int | None = None,
@@ -226,6 +234,7 @@ def certified_radius(
         input_range: as in `keras_rub.certify`.
         mask: as in `keras_rub.certify`.
         weights: as in `keras_rub.certify`.
+        perturb: as in `keras_rub.certify`.
         batch_size: as in `keras_rub.certify`.
         memory_budget: as in `keras_rub.certify`.
         widest: as in `keras_rub.certify`.
@@ -242,6 +251,7 @@ def certified_radius(
         mask=mask,
         weights=weights,
         input_range=input_range,
+        perturb=perturb,
     )
     cascade = _cascade(model, attacker, method, dtype, memory_budget, widest)
     check_search(tolerance, max_radius)
@@ -342,9 +352,9 @@ def _batches(
                 "`y` must be None when `x` is a tf.data.Dataset, which holds "
                 "its own labels."
             )
-        source, total = _from_dataset(x, batch_size), None
+        source, total = _from_dataset(bounds, x, batch_size), None
     else:
-        x = np.asarray(x)
+        x = bounds.problem.inputs.array(x)
         if y is not None and len(np.asarray(y)) != len(x):
             raise ValueError(
                 "`x` and `y` must have the same length. "
@@ -384,9 +394,9 @@ def _from_arrays(x, y, batch_size):
         yield x[some], None if y is None else np.asarray(y)[some]
 
 
-def _from_dataset(dataset, batch_size):
+def _from_dataset(bounds, dataset, batch_size):
     for element in dataset:
         pair = element if isinstance(element, (tuple, list)) else (element,)
-        x = np.asarray(pair[0])
+        x = bounds.problem.inputs.array(pair[0])
         y = np.asarray(pair[1]) if len(pair) > 1 else None
         yield from _from_arrays(x, y, batch_size)

@@ -29,8 +29,7 @@ def compiled_bounds(
     """The compiled bounds of these settings, made once for each model.
 
     Args:
-        model: a robust model, or any Sequential or Functional Keras
-            classifier.
+        model: a robust model, or any Keras classifier that can be lowered.
         perturbations: the attacker.
         dtype: `"float32"` or `"float64"`. Defaults to `"float32"`.
         memory_budget: int. Bytes that one chunk of vertices or rows may
@@ -51,7 +50,9 @@ def compiled_bounds(
             base, perturbations, int(memory_budget), widest=widest
         )
         cautions.about_precision(base)
-        cautions.about_scale(base, perturbations)
+        cautions.about_scale(
+            problem.inputs.network, problem.inputs.perturbations
+        )
         known[key] = CompiledBounds(problem, dtype)
     return known[key]
 
@@ -93,6 +94,10 @@ class CompiledBounds:
         self._margins: dict[str, Callable[..., tf.Tensor]] = {}
         self._decide: dict[str, Callable[..., decision.Decision]] = {}
         self._radius: dict[str, Callable[..., decision.Radius]] = {}
+
+    def pack(self, x: Any) -> tf.Tensor:
+        """The user's inputs as the one tensor that all functions take."""
+        return self.problem.inputs.pack(x)
 
     @property
     def perturbations(self) -> PerturbationSet:

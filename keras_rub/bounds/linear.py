@@ -557,9 +557,8 @@ def convex_lines(operation: Convex, interval: Interval, kind: str) -> Lines:
     elif kind == "coap":
         parameter = slope
     else:
-        left, right = activation.rays
-        parameter = tf.where(high > -low, right, left) * tf.ones_like(low)
-        parameter = tf.cast(parameter, low.dtype)
+        left, right = (tf.cast(ray, low.dtype) for ray in activation.rays)
+        parameter = tf.where(high > -low, right, left)
     lower_slope, lower_height = activation.line(parameter)
     if lower_height is None:
         lower_height = tf.zeros_like(lower_slope)

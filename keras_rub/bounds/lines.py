@@ -139,12 +139,16 @@ class BoundedActivation:
     def lines(self, interval: Interval) -> Lines:
         """Lines [batch, ...] above and below f over ranges [batch, ...].
 
-        They hold whatever their slopes are. A gradient is taken through the
-        heights only: the slopes are, up to rounding, the best ones, where a
-        small change of theirs makes no difference.
+        They hold whatever their slopes are. Slopes and heights have the
+        gradient by the ends of the range that their formulas have: a slope is
+        best for the middle of the range only, and what reads the line reads
+        it elsewhere, so that its change counts. Points that a search found
+        stay where they are: there the value is stationary.
         """
-        upper, lower = self._slopes(Interval(*map(tf.stop_gradient, interval)))
-        upper, lower = tf.stop_gradient(upper), tf.stop_gradient(lower)
+        upper, lower = (
+            self._slope_between(interval, *anchors)
+            for anchors in self._anchors(interval)
+        )
         highest, lowest = self._tops(interval, upper, lower)
         return Lines(upper, highest, lower, -lowest)
 
@@ -179,12 +183,18 @@ class BoundedActivation:
 
     def _top_of_concave(self, sign, slope, start, end):
         """Upper bound of `sign * (f - slope * z)`, concave on a piece."""
-        start, end = tf.stop_gradient(start), tf.stop_gradient(end)
 
         def rises(z):
             return sign * (self.slope_at(z) - slope) > 0
 
-        left, right = map(tf.stop_gradient, _bisect(rises, start, end))
+        found = _bisect(rises, *map(tf.stop_gradient, (start, end)))
+        # The top moves with the range only where it is at an end of it.
+        left, right = (
+            tf.where(point == place, place, point)
+            for point, place in zip(
+                map(tf.stop_gradient, found), (start, end), strict=True
+            )
+        )
         at_left, at_right = self.function(left), self.function(right)
         steep = tf.nn.relu(sign * (self.slope_at(left) - slope))
         top = tf.maximum(
@@ -219,11 +229,15 @@ class BoundedActivation:
 
     # Slopes: these only guess -------------------------------------------------
 
-    def _slopes(self, interval: Interval):
-        """Slopes of the lines that are best in the middle of the range."""
-        low, high = interval
-        middle = low + 0.5 * (high - low)
-        tangent = self.slope_at(middle)
+    def _anchors(self, interval: Interval):
+        """Where the lines that are best in the middle meet f.
+
+        Returns:
+            For the line above and the line below, two points: it goes through
+            both, or is the tangent where they are the same.
+        """
+        low, high = interval = Interval(*map(tf.stop_gradient, interval))
+        middle = _middle(interval)
         points = [low, high, middle, *self._bends_in(interval, True)]
         searches = [
             (sign, side, end, *piece)
@@ -236,9 +250,35 @@ class BoundedActivation:
         stack = tf.stack(points)
         values = self.function(stack)
         return [
-            self._best_slope(sign, interval, middle, tangent, stack, values)
+            [
+                tf.stop_gradient(anchor)
+                for anchor in self._best_anchors(sign, interval, stack, values)
+            ]
             for sign in (1.0, -1.0)
         ]
+
+    def _slope_between(self, interval: Interval, start, end) -> tf.Tensor:
+        """The slope of the line through f at two points, or of its tangent."""
+        places = (*interval, _middle(interval))
+
+        def moving(point):
+            # Only the ends and the middle move with the range.
+            for place in places:
+                point = tf.where(point == place, place, point)
+            return point
+
+        start, end = moving(start), moving(end)
+        wide = end > start
+        run = tf.where(wide, end - start, tf.ones_like(end))
+        rise = self.function(end) - self.function(start)
+        slope = tf.where(wide, rise / run, self.slope_at(start))
+        return self._limited(slope)
+
+    def _limited(self, slope: tf.Tensor) -> tf.Tensor:
+        """The nearest slope that f can have."""
+        most = self.largest_slope(slope.dtype)
+        least = tf.zeros_like(most) if self.increasing else -most
+        return tf.minimum(tf.maximum(slope, least), most)
 
     def _touching(self, searches) -> tf.Tensor:
         """Points where lines through an end of the range touch f."""
@@ -256,46 +296,51 @@ class BoundedActivation:
         left, right = _bisect(is_steeper, starts, stops)
         return 0.5 * (left + right)
 
-    def _best_slope(self, sign, interval, middle, tangent, points, values):
-        """The slope whose line above sign * f is lowest in the middle."""
+    def _best_anchors(self, sign, interval: Interval, points, values):
+        """Two points whose line above sign * f is lowest in the middle."""
         low, high = interval
-        values = sign * values
-        at_low, at_high = values[0], values[1]
-        steepest = self.largest_slope(low.dtype)
+        middle = _middle(interval)
 
-        def slopes(run, rise, missing):
+        def steepest(run, rise, sign):
+            """The point with the largest sign * slope, and that slope."""
             wide = run > 0
             slope = rise / tf.where(wide, run, tf.ones_like(run))
-            return tf.where(wide, slope, missing)
+            rank = tf.where(wide, sign * slope, run.dtype.min)
+            best = tf.argmax(rank, axis=0, output_type=tf.int32)
+            one = tf.one_hot(best, points.shape[0], True, False, axis=0)
+            return [
+                tf.reduce_sum(tf.where(one, part, tf.zeros_like(part)), axis=0)
+                for part in (points, slope)
+            ]
 
-        lowest, most = low.dtype.min, low.dtype.max
-        candidates = [
-            sign * tangent,
-            tf.reduce_max(slopes(points - low, values - at_low, lowest), 0),
-            tf.reduce_min(slopes(high - points, at_high - values, most), 0),
-        ]
-        limits = [-steepest, steepest]
-        if self.increasing:
-            limits[0 if sign > 0 else 1] = tf.zeros_like(steepest)
-        candidates = [
-            tf.minimum(tf.maximum(slope, limits[0]), limits[1])
-            for slope in candidates
+        from_low, up = steepest(points - low, values - values[0], sign)
+        to_high, down = steepest(high - points, values[1] - values, -sign)
+        lines = [
+            (middle, middle, self.slope_at(middle)),
+            (low, from_low, up),
+            (to_high, high, down),
         ]
         heights = [
-            tf.reduce_max(values - slope * (points - middle), axis=0)
-            for slope in candidates
+            tf.reduce_max(
+                sign * (values - self._limited(slope) * (points - middle)),
+                axis=0,
+            )
+            for _, _, slope in lines
         ]
         # A slope between two near points is mostly rounding: only one that
         # is better by more than that replaces the tangent.
         noise = tf.reduce_max(tf.abs(values), axis=0)
-        best, height = (
-            candidates[0],
-            heights[0] - _ROUNDING * _epsilon(low) * noise,
-        )
-        for slope, other in zip(candidates[1:], heights[1:], strict=True):
-            best = tf.where(other < height, slope, best)
+        start, end, _ = lines[0]
+        height = heights[0] - _ROUNDING * _epsilon(low) * noise
+        for (left, right, _), other in zip(lines[1:], heights[1:], strict=True):
+            start = tf.where(other < height, left, start)
+            end = tf.where(other < height, right, end)
             height = tf.minimum(other, height)
-        return sign * best
+        return start, end
+
+
+def _middle(interval: Interval) -> tf.Tensor:
+    return interval.low + 0.5 * (interval.high - interval.low)
 
 
 def _epsilon(tensor: tf.Tensor) -> float:

@@ -6,7 +6,6 @@ import inspect
 import os
 import traceback
 from collections.abc import Callable
-from typing import Any
 
 import keras
 import tensorflow as tf
@@ -15,6 +14,7 @@ from keras_rub.bounds.program import Program, Symbol
 from keras_rub.classifier import (
     Classifier,
     WithoutActivation,
+    nodes_in_order,
     to_classes,
 )
 
@@ -76,7 +76,9 @@ def lower(model: keras.Model, bound: str = "a certificate") -> Program:
     try:
         graph = Classifier.of(_graph_of(model)).network
     except _Untraced as error:
-        raise UnsupportedLayerError(str(error)) from error
+        raise UnsupportedLayerError(
+            f"There is no rule for {bound} here. {error}"
+        ) from error
     width = graph.outputs[0].shape[-1]
     program = Program(tuple(graph.inputs[0].shape[1:]), max(width, 2))
     missing: list[str] = []
@@ -116,7 +118,7 @@ def _lower_model(
         id(tensor): symbol
         for tensor, symbol in zip(model.inputs, inputs, strict=True)
     }
-    for node in _nodes_in_order(model):
+    for node in nodes_in_order(model):
         if all(id(tensor) in values for tensor in node.outputs):
             continue
         args = keras.tree.map_structure(
@@ -139,7 +141,8 @@ def _lower_node(node, args, program: Program, missing: list[str]) -> Symbol:
     extra = sorted(
         name
         for name, value in node.arguments.kwargs.items()
-        if value is not None and name != "training"
+        if name != "training"
+        and any(leaf is not None for leaf in keras.tree.flatten(value))
     )
     if extra:
         raise unsupported(operation, f"called with {extra}")
@@ -238,24 +241,3 @@ def _where(error: BaseException) -> str:
 def _first_line(error: BaseException) -> str:
     text = str(error).strip() or type(error).__name__
     return text.splitlines()[0]
-
-
-def _nodes_in_order(model: keras.Model) -> list[Any]:
-    """Every call of a layer between the model's inputs and its output."""
-    ends = {id(tensor) for tensor in model.inputs}
-    order, seen = [], set()
-    # Each entry is visited twice: to push its parents, then to be listed.
-    stack = [(model.outputs[0], False)]
-    while stack:
-        tensor, ready = stack.pop()
-        if id(tensor) in ends:
-            continue
-        history = tensor._keras_history
-        node = history.operation._inbound_nodes[history.node_index]
-        if ready:
-            order.append(node)
-        elif id(node) not in seen:
-            seen.add(id(node))
-            stack.append((tensor, True))
-            stack.extend((parent, False) for parent in node.input_tensors)
-    return order

@@ -21,6 +21,7 @@ from keras_rub.bounds.majorant import Clean, Relaxation, clean_pass
 from keras_rub.bounds.program import Bounded, Convex, Max, Program
 from keras_rub.bounds.vertex_expansion import VertexExpansion
 from keras_rub.bounds.vertices import VertexBound
+from keras_rub.inputs import SingleInput
 from keras_rub.perturbations import PerturbationSet
 
 # Values with more entries than this are not substituted where all rows are
@@ -38,7 +39,7 @@ class Problem:
 
     Args:
         program: the network.
-        perturbations: the attacker.
+        inputs: how the user's inputs become x, and the attacker on it.
         memory_budget: int. Bytes that one chunk of vertices, or of rows that
             are substituted backward, may take.
         widest: int, or `None`. In a linear relaxation, values with more
@@ -46,7 +47,7 @@ class Problem:
     """
 
     program: Program
-    perturbations: PerturbationSet
+    inputs: SingleInput
     memory_budget: int = 2**26
     widest: int | None = None
 
@@ -60,9 +61,15 @@ class Problem:
         widest: int | None = None,
     ) -> Problem:
         """Lowers a built classifier; `bound` says for what, in errors."""
-        program = lower(base, bound)
-        perturbations.check_shape(program.input_shape)
-        return cls(program, perturbations, memory_budget, widest)
+        single = SingleInput.of(base, perturbations)
+        program = lower(single.network, bound)
+        single.perturbations.check_shape(program.input_shape)
+        return cls(program, single, memory_budget, widest)
+
+    @property
+    def perturbations(self) -> PerturbationSet:
+        """The attacker."""
+        return self.inputs.perturbations
 
     @functools.cached_property
     def expansion(self) -> VertexExpansion:

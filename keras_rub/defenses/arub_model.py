@@ -42,6 +42,9 @@ class ARUBModel(MarginModel):
             features that may change. Defaults to `None`, all of them.
         weights: positive array that broadcasts to one input, or `None`. The
             cost of moving each feature by one unit. Defaults to `None`.
+        perturb: string, or `None`. Where `base` takes several inputs, the
+            name of the one that the attacker moves. Defaults to `None`, the
+            only one of floating point.
         perturbations: `PerturbationSet`, or `None`. The whole attacker, in
             place of the arguments that name a part of it. Defaults to `None`.
         competitors: int or `"all"`. How many competing classes a sample a
@@ -70,6 +73,7 @@ class ARUBModel(MarginModel):
         mix: float | Schedule = 1.0,
         mask: Any = None,
         weights: Any = None,
+        perturb: str | None = None,
         perturbations: PerturbationSet | None = None,
         competitors: int | str = 1,
         **kwargs: Any,
@@ -79,7 +83,11 @@ class ARUBModel(MarginModel):
             rho,
             mix=mix,
             perturbations=attacker_without_range(
-                perturbations, norm=norm, mask=mask, weights=weights
+                perturbations,
+                norm=norm,
+                mask=mask,
+                weights=weights,
+                perturb=perturb,
             ),
             **kwargs,
         )
@@ -102,7 +110,7 @@ class ARUBModel(MarginModel):
             x,
             labels,
             rho,
-            self.perturbations,
+            self.single_input.perturbations,
             competitors=found,
         )
 

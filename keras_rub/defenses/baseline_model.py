@@ -38,6 +38,9 @@ class BaselineModel(RobustModel):
             features that may change. Defaults to `None`, all of them.
         weights: positive array that broadcasts to one input, or `None`. The
             cost of moving each feature by one unit. Defaults to `None`.
+        perturb: string, or `None`. Where `base` takes several inputs, the
+            name of the one that the attacker moves. Defaults to `None`, the
+            only one of floating point.
         perturbations: `PerturbationSet`, or `None`. The whole attacker, in
             place of the arguments that name a part of it. Defaults to `None`.
         **kwargs: other `keras.Model` arguments, such as `name`.
@@ -52,6 +55,7 @@ class BaselineModel(RobustModel):
         mix: float | Schedule = 1.0,
         mask: Any = None,
         weights: Any = None,
+        perturb: str | None = None,
         perturbations: PerturbationSet | None = None,
         **kwargs: Any,
     ):
@@ -60,7 +64,11 @@ class BaselineModel(RobustModel):
             rho,
             mix=mix,
             perturbations=attacker_without_range(
-                perturbations, norm=norm, mask=mask, weights=weights
+                perturbations,
+                norm=norm,
+                mask=mask,
+                weights=weights,
+                perturb=perturb,
             ),
             **kwargs,
         )
@@ -76,7 +84,9 @@ class BaselineModel(RobustModel):
         # the gradient by one sample's input is its own, equally weighted.
         size = tf.TensorShape(x.shape[1:]).num_elements()
         gradient = tf.reshape(gradient_of(tape, value, x), [-1, size])
-        steepest = self.perturbations.support(gradient, tuple(x.shape[1:]))
+        steepest = self.single_input.perturbations.support(
+            gradient, tuple(x.shape[1:])
+        )
         penalty = step.rho * tf.reduce_sum(steepest)
         return lambda: loss(outputs) + penalty
 

@@ -40,6 +40,9 @@ class COAPModel(MarginModel):
             features that may change. Defaults to `None`, all of them.
         weights: positive array that broadcasts to one input, or `None`. The
             cost of moving each feature by one unit. Defaults to `None`.
+        perturb: string, or `None`. Where `base` takes several inputs, the
+            name of the one that the attacker moves. Defaults to `None`, the
+            only one of floating point.
         perturbations: `PerturbationSet`, or `None`. The whole attacker, in
             place of the arguments that name a part of it. Defaults to `None`.
         **kwargs: other `keras.Model` arguments, such as `name`.
@@ -59,6 +62,7 @@ class COAPModel(MarginModel):
         input_range: tuple[Any, Any] | None = None,
         mask: Any = None,
         weights: Any = None,
+        perturb: str | None = None,
         perturbations: PerturbationSet | None = None,
         **kwargs: Any,
     ):
@@ -74,6 +78,7 @@ class COAPModel(MarginModel):
                 mask=mask,
                 weights=weights,
                 input_range=input_range,
+                perturb=perturb,
             ),
             **kwargs,
         )

@@ -83,6 +83,9 @@ class IBPModel(MarginModel):
             features that may change. Defaults to `None`, all of them.
         weights: positive array that broadcasts to one input, or `None`. The
             cost of moving each feature by one unit. Defaults to `None`.
+        perturb: string, or `None`. Where `base` takes several inputs, the
+            name of the one that the attacker moves. Defaults to `None`, the
+            only one of floating point.
         perturbations: `PerturbationSet`, or `None`. The whole attacker, in
             place of the arguments that name a part of it. Defaults to `None`.
         **kwargs: other `keras.Model` arguments, such as `name`.
@@ -120,6 +123,7 @@ class IBPModel(MarginModel):
         input_range: tuple[Any, Any] | None = None,
         mask: Any = None,
         weights: Any = None,
+        perturb: str | None = None,
         perturbations: PerturbationSet | None = None,
         **kwargs: Any,
     ):
@@ -150,6 +154,7 @@ class IBPModel(MarginModel):
                 mask=mask,
                 weights=weights,
                 input_range=input_range,
+                perturb=perturb,
             ),
             **kwargs,
         )
@@ -181,7 +186,7 @@ class IBPModel(MarginModel):
             loss,
             x,
             rho,
-            self.perturbations,
+            self.single_input.perturbations,
             steps=self.attack_steps,
             step_size=_ATTACK_LENGTH / self.attack_steps,
             random_start=True,
@@ -201,7 +206,10 @@ class IBPModel(MarginModel):
         attacked = margins = None
         points, training = step.found
         if points is not None:
-            attacked = self.logits_of(points)
+            single = self.single_input
+            attacked = self.logits_of(
+                single.with_moved(single.moved(points), step.features)
+            )
         if self.bound_weight > 0.0:
             margins = self.robust_outputs(
                 step.features, step.labels, step.rho, step.found

@@ -43,6 +43,9 @@ class PGDModel(RobustModel):
             features that may change. Defaults to `None`, all of them.
         weights: positive array that broadcasts to one input, or `None`. The
             cost of moving each feature by one unit. Defaults to `None`.
+        perturb: string, or `None`. Where `base` takes several inputs, the
+            name of the one that the attacker moves. Defaults to `None`, the
+            only one of floating point.
         perturbations: `PerturbationSet`, or `None`. The whole attacker, in
             place of the arguments that name a part of it. Defaults to `None`.
         **kwargs: other `keras.Model` arguments, such as `name`.
@@ -66,6 +69,7 @@ class PGDModel(RobustModel):
         input_range: tuple[Any, Any] | None = None,
         mask: Any = None,
         weights: Any = None,
+        perturb: str | None = None,
         perturbations: PerturbationSet | None = None,
         **kwargs: Any,
     ):
@@ -91,6 +95,7 @@ class PGDModel(RobustModel):
                 mask=mask,
                 weights=weights,
                 input_range=input_range,
+                perturb=perturb,
             ),
             **kwargs,
         )
@@ -113,7 +118,7 @@ class PGDModel(RobustModel):
                 loss,
                 x,
                 rho,
-                self.perturbations,
+                self.single_input.perturbations,
                 steps=self.steps,
                 step_size=self.step_size,
                 random_start=self.random_start,
@@ -131,7 +136,8 @@ class PGDModel(RobustModel):
         return worst
 
     def robust_outputs(self, x, labels, rho, found):
-        return self.logits_of(found)
+        single = self.single_input
+        return self.logits_of(single.with_moved(single.moved(found), x))
 
     def get_config(self):
         return {

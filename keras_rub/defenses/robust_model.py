@@ -18,6 +18,7 @@ from keras_rub.defenses.losses import (
     grows_with_margins,
     on_logits,
 )
+from keras_rub.inputs import SingleInput
 from keras_rub.metrics import CertifiedAccuracy
 from keras_rub.perturbations import PerturbationSet, attacker_of, check_rho
 
@@ -328,7 +329,8 @@ class RobustModel(keras.Model):
     @checks.with_clear_errors
     def fit(self, *args, **kwargs):
         _refuse_words(*args, **kwargs)
-        cautions.about_scale(self.base, self.perturbations)
+        single = self.single_input
+        cautions.about_scale(single.network, single.perturbations)
         call = inspect.signature(keras.Model.fit).bind(self, *args, **kwargs)
         callbacks = call.arguments.get("callbacks")
         if not isinstance(callbacks, keras.callbacks.CallbackList):
@@ -361,7 +363,7 @@ class RobustModel(keras.Model):
             scaled = self.optimizer.scale_loss(losses["loss"])
         weights = self.trainable_weights
         if weights:
-            gradients = tape.gradient(scaled, weights)
+            gradients = _gradients(tape, scaled, weights)
             self.optimizer.apply_gradients(zip(gradients, weights, strict=True))
         return self._logs(x, y, y_pred, sample_weight, losses, step)
 
@@ -401,6 +403,9 @@ class RobustModel(keras.Model):
         # The robust pass first, so that it sees the moving statistics as the
         # search did; the losses last, so that both count the regularisation
         # of one and the same pass.
+        if self.single_input.split is not None:
+            # Again, on the tape: fixed inputs have weights of their own.
+            step = step._replace(features=self.single_input.pack(x))
         robust_loss = self.robust_loss(loss, step)
         logits, y_pred = self._clean_pass(x, training)
         if self._mixes:
@@ -423,7 +428,7 @@ class RobustModel(keras.Model):
 
     def _logs(self, x, y, y_pred, sample_weight, losses, step):
         for metric in self._input_metrics:
-            metric.observe(step.features, step.labels)
+            metric.observe(x, step.labels)
         count = tf.shape(keras.tree.flatten(x)[0])[0]
         replicas = tf.distribute.get_strategy().num_replicas_in_sync
         trackers = {metric.name: metric for metric in self.metrics}
@@ -483,21 +488,21 @@ class RobustModel(keras.Model):
 
     def _features(self, x) -> tf.Tensor:
         """The one tensor that is perturbed, as floats, checked."""
-        leaves = keras.tree.flatten(x)
-        if len(leaves) != 1:
-            raise ValueError(
-                "A robust model perturbs one input tensor. "
-                f"Received: {len(leaves)} inputs"
-            )
-        features = tf.cast(tf.convert_to_tensor(leaves[0]), tf.float32)
-        self.perturbations.check_shape(tuple(features.shape[1:]))
+        single = self.single_input
+        features = single.pack(x)
+        single.perturbations.check_shape(tuple(features.shape[1:]))
         checks.require_finite(features)
-        checks.require_in_range(features, self.perturbations.input_range)
+        checks.require_in_range(features, single.perturbations.input_range)
         return features
+
+    @property
+    def single_input(self) -> SingleInput:
+        """Base and attacker as those of one input tensor."""
+        return SingleInput.of(self.base, self.perturbations)
 
     def logits_of(self, features: tf.Tensor) -> tf.Tensor:
         """Inference-mode logits [batch, K] for the perturbed tensor."""
-        return classifier.logits_of(self.base, features)
+        return self.single_input.logits(features)
 
     def prepare(self) -> None:
         """Checks what is only known of a built model; runs once."""
@@ -510,6 +515,7 @@ class RobustModel(keras.Model):
                 f"[batch, K]. Received: output shapes {list(shapes)}"
             )
         width = shapes[0][-1]
+        _ = self.single_input  # what the attacker moves is known
         _check_head(self.base, width)
         known = self.width is not None
         self.width = width
@@ -587,6 +593,20 @@ def attacker_without_range(
     return attacker
 
 
+def _gradients(tape, loss, weights):
+    try:
+        return tape.gradient(loss, weights)
+    except LookupError as error:
+        # TensorFlow can't differentiate the gradients of a few operations.
+        raise ValueError(
+            "A defence that trains on input gradients needs second "
+            "derivatives, and TensorFlow lacks that of an operation in the "
+            "model: write it with other operations (softsign as "
+            "z / (1 + keras.ops.abs(z))), or use RUBModel, COAPModel or "
+            f"PGDModel. Received: {error}"
+        ) from error
+
+
 def _refuse_words(x=None, y=None, *args, **kwargs):
     """Labels are words: said before Keras fails to make a tensor of them."""
     if y is not None:
@@ -601,6 +621,9 @@ def _fresh_copy(setting):
 
 
 def _as_float(inputs):
+    if len(keras.tree.flatten(inputs)) > 1:
+        return inputs  # of several, some are meant to be whole numbers
+
     def cast(tensor):
         dtype = keras.backend.standardize_dtype(tensor.dtype)
         if "int" in dtype or dtype == "bool":

@@ -62,6 +62,9 @@ class RUBModel(MarginModel):
             features that may change. Defaults to `None`, all of them.
         weights: positive array that broadcasts to one input, or `None`. The
             cost of moving each feature by one unit. Defaults to `None`.
+        perturb: string, or `None`. Where `base` takes several inputs, the
+            name of the one that the attacker moves. Defaults to `None`, the
+            only one of floating point.
         perturbations: `PerturbationSet`, or `None`. The whole attacker, in
             place of the arguments that name a part of it. Defaults to `None`.
         vertices: int or `"all"`. How many vertices a sample to evaluate.
@@ -99,6 +102,7 @@ class RUBModel(MarginModel):
         input_range: tuple[Any, Any] | None = None,
         mask: Any = None,
         weights: Any = None,
+        perturb: str | None = None,
         perturbations: PerturbationSet | None = None,
         vertices: int | str = 32,
         competitors: int | str = 1,
@@ -117,6 +121,7 @@ class RUBModel(MarginModel):
             mask=mask,
             weights=weights,
             input_range=input_range,
+            perturb=perturb,
         )
         if attacker.norm != 1:
             raise ValueError(

@@ -17,6 +17,7 @@ from keras_rub.bounds import UnsupportedLayerError, certify, methods
 from keras_rub.classifier import base_of
 from keras_rub.evaluation import signs
 from keras_rub.evaluation.result import Evaluation
+from keras_rub.inputs import SingleInput
 from keras_rub.perturbations import (
     NORMS,
     PerturbationSet,
@@ -39,6 +40,7 @@ def evaluate(
     input_range: tuple[Any, Any] | None = None,
     mask: Any = None,
     weights: Any = None,
+    perturb: str | None = None,
     examples: int = 6,
     diagnosis: bool = True,
     batch_size: int = 256,
@@ -49,7 +51,9 @@ def evaluate(
 
     Args:
         model: a robust model or any built Keras classifier.
-        x: array [n, *features], or a `tf.data.Dataset` of batches `(x, y)`.
+        x: array [n, *features], or a `tf.data.Dataset` of batches `(x, y)`;
+            where the model takes several inputs, a dict by name or a list of
+            arrays.
         y: class numbers [n] or one-hot rows [n, K]. Defaults to `None`: those
             of the data set.
         radii: list of radii for all norms, or a dict from the norm to its
@@ -67,6 +71,7 @@ def evaluate(
         input_range: as in `keras_rub.certify`.
         mask: as in `keras_rub.certify`.
         weights: as in `keras_rub.certify`.
+        perturb: as in `keras_rub.certify`.
         examples: int. Attacked samples to keep for pictures. Defaults to
             `6`.
         diagnosis: bool. Whether to look for signs of false safety, at the
@@ -89,14 +94,17 @@ def evaluate(
     print(result)
     ```
     """
-    x, y = _arrays(x, y)
     attacker = attacker_of(
         model,
         perturbations,
         input_range=input_range,
         mask=mask,
         weights=weights,
+        perturb=perturb,
     )
+    single = SingleInput.of(base_of(model), attacker)
+    # Packed once: all that follows takes such arrays too.
+    x, y = _arrays(single, x, y)
     sets = {
         norm: attacker.with_norm(norm)
         for norm in _norms(norms, radii, model, perturbations)
@@ -125,7 +133,7 @@ def evaluate(
         for norm, found in sets.items():
             standing[str(norm)], kept[str(norm)] = _attack(
                 suites[norm], x, labels, predicted, radii_of[norm],
-                examples, progress,
+                examples, progress, single,
             )  # fmt: skip
             if method:
                 try:
@@ -160,15 +168,15 @@ def evaluate(
     )
 
 
-def _arrays(x, y) -> tuple[Any, Any]:
-    """The samples of a data set, or these."""
+def _arrays(single: SingleInput, x, y) -> tuple[Any, Any]:
+    """The samples of a data set, or these, as one array each."""
     if not isinstance(x, tf.data.Dataset):
         if y is None:
             raise ValueError(
                 "`y` must hold the true classes: accuracy can't be told "
                 "without. Received: `y=None`"
             )
-        return x, y
+        return single.array(x), y
     if y is not None:
         raise ValueError(
             "`y` must be None when `x` is a tf.data.Dataset, which holds its "
@@ -180,11 +188,10 @@ def _arrays(x, y) -> tuple[Any, Any]:
             "`x` must be a tf.data.Dataset of batches `(x, y)`. "
             f"Received: elements {x.element_spec}"
         )
-    inputs, labels = (
-        np.concatenate([np.asarray(pair[part]) for pair in pairs])
-        for part in (0, 1)
+    return (
+        np.concatenate([single.array(pair[0]) for pair in pairs]),
+        np.concatenate([np.asarray(pair[1]) for pair in pairs]),
     )
-    return inputs, labels
 
 
 def _norms(norms, radii, model, perturbations) -> list[int | str]:
@@ -233,7 +240,7 @@ def _radii_by_norm(radii, norms):
     return dict.fromkeys(norms, check_radii(radii))
 
 
-def _attack(suite, x, labels, predicted, radii, examples, progress):
+def _attack(suite, x, labels, predicted, radii, examples, progress, single):
     """Who stands under each attack, and a few samples to show."""
     right = predicted == labels
     standing = {}
@@ -260,8 +267,8 @@ def _attack(suite, x, labels, predicted, radii, examples, progress):
     after = attack.predict(shown[order])
     return standing, [
         {
-            "clean": x[i],
-            "attacked": shown[i],
+            "clean": single.moved(x[[i]])[0],
+            "attacked": single.moved(shown[[i]])[0],
             "rho": radii[middle],
             "label": int(labels[i]),
             "predicted": int(predicted[i]),

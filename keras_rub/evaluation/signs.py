@@ -13,7 +13,8 @@ import tensorflow as tf
 from keras_rub.attacks import PAPER, make
 from keras_rub.attacks.ascent import gradient_of
 from keras_rub.attacks.projections import project
-from keras_rub.classifier import base_of, logits_of
+from keras_rub.classifier import base_of, input_shape, logits_of
+from keras_rub.inputs import SingleInput
 from keras_rub.perturbations import PerturbationSet
 from keras_rub.tracing import compiled
 
@@ -90,14 +91,20 @@ def look(
 
     Args:
         model: the classifier.
-        x: float32 array [n, *features].
+        x: float32 array [n, *features], of several inputs the packed one.
         labels: int array [n].
         sets: the perturbation set of each norm.
         largest: the largest radius of each norm.
         batch_size: samples that are worked on together.
         seed: of the random points.
     """
-    watcher = _Watcher(base_of(model), x.shape[1:])
+    base, some = base_of(model), next(iter(sets.values()))
+    single = SingleInput.of(base, some)
+    watcher = _Watcher(single)
+    moves = {
+        norm: SingleInput.of(base, found).perturbations
+        for norm, found in sets.items()
+    }
     batches = [
         (x[first : first + batch_size], labels[first : first + batch_size])
         for first in range(0, len(x), batch_size)
@@ -108,18 +115,18 @@ def look(
     breaks = {
         norm: np.concatenate(
             [
-                _random_breaks(watcher, batch, sets[norm], largest[norm], rng)
+                _random_breaks(watcher, batch, moves[norm], largest[norm], rng)
                 for batch in batches
             ]
         )
         for norm in sets
     }
-    some = next(iter(sets.values()))
     return Signs(
         zero_gradient=np.concatenate(zero),
         random_breaks=breaks,
+        # What can't move may well tell the class.
         survives_huge=None
-        if some.mask is not None
+        if single.perturbations.mask is not None
         else _survives_huge(model, x, labels, some, batch_size),
         probabilities=_look_like_probabilities(logits),
     )
@@ -136,8 +143,9 @@ def _look_like_probabilities(logits) -> bool:
 class _Watcher:
     """Compiled looks at one model."""
 
-    def __init__(self, base, shape):
-        self.base = base
+    def __init__(self, single):
+        self.single = single
+        shape = input_shape(single.network)
         points = tf.TensorSpec([None, *shape], tf.float32)
         labels = tf.TensorSpec([None], tf.int32)
         self.zero_gradient = compiled(
@@ -146,7 +154,7 @@ class _Watcher:
         self.logits = compiled(self._logits, input_signature=[points])
 
     def _logits(self, x):
-        return tf.cast(logits_of(self.base, x), tf.float32)
+        return tf.cast(logits_of(self.single.network, x), tf.float32)
 
     def _zero_gradient(self, x, labels):
         with tf.GradientTape() as tape:
@@ -155,7 +163,8 @@ class _Watcher:
                 labels, self._logits(x)
             )
         gradient = gradient_of(tape, loss, x)
-        axes = list(range(1, len(x.shape)))
+        gradient = self.single.moved(gradient)
+        axes = list(range(1, len(gradient.shape)))
         return tf.reduce_all(gradient == 0.0, axis=axes)
 
 
@@ -164,11 +173,14 @@ def _random_breaks(watcher, batch, perturbations, rho, rng):
     broken = np.zeros(len(x), bool)
     for _ in range(_RANDOM_POINTS):
         d = rng.normal(size=x.shape).astype("float32")
+        if perturbations.mask is not None:
+            d *= perturbations.mask
         flat = d.reshape(len(x), -1)
         if perturbations.norm == "inf":
             flat[:] = rho * np.sign(flat)
         elif perturbations.norm == 2:
-            flat *= rho / np.linalg.norm(flat, axis=1, keepdims=True)
+            length = np.linalg.norm(flat, axis=1, keepdims=True)
+            flat *= rho / np.maximum(length, 1e-12)
         else:
             # One feature takes it all: a vertex of the ball.
             keep = np.argmax(np.abs(flat), axis=1)

@@ -20,6 +20,7 @@ from keras_rub.classifier import (
     input_shape,
     outputs_of,
 )
+from keras_rub.inputs import SingleInput, input_names
 from keras_rub.loading import KERAS_COPY
 from keras_rub.perturbations import PerturbationSet, attacker_of
 from keras_rub.serving import server
@@ -53,6 +54,7 @@ def export(
     input_range: tuple[Any, Any] | None = None,
     mask: Any = None,
     weights: Any = None,
+    perturb: str | None = None,
     preprocessing: keras.layers.Layer | None = None,
     metadata: Mapping[str, Any] | None = None,
     warmup: Any = None,
@@ -76,6 +78,8 @@ def export(
     [0, z] and the probabilities those of both.
 
     All inputs are float32 and all tensors begin with the batch, of any size.
+    Where the model takes several inputs, each signature has all of them in
+    place of x, by their own names and in their own types.
     Numbers are those of `keras_rub.certify` and
     `keras_rub.certified_radius` for the same norm, method and limits. Where
     these raise for a NaN, a radius below 0 or an input outside
@@ -98,6 +102,7 @@ def export(
         input_range: as in `keras_rub.certify`. Defaults to `None`.
         mask: as in `keras_rub.certify`. Defaults to `None`.
         weights: as in `keras_rub.certify`. Defaults to `None`.
+        perturb: as in `keras_rub.certify`. Defaults to `None`.
         preprocessing: layer or model that is put before the classifier, or
             `None`. The radius, the mask, the weights and the valid range
             are then in the units of *its* input, and those of a robust model
@@ -105,9 +110,10 @@ def export(
         metadata: dict that JSON can hold, or `None`. What else
             `read_metadata` shall return, such as the data set and the
             accuracies. Defaults to `None`.
-        warmup: array [n, *features], or `None`. Inputs of the warm-up
-            requests, which are written if tensorflow-serving-api is
-            installed. Defaults to `None`, one input in the valid range.
+        warmup: array [n, *features], a dict of several inputs, or `None`.
+            Inputs of the warm-up requests, which are written if
+            tensorflow-serving-api is installed. Defaults to `None`, one input
+            in the valid range.
         tolerance: as in `keras_rub.certified_radius`. Defaults to `0.01`.
         max_radius: as in `keras_rub.certified_radius`. Defaults to `1e3`.
         memory_budget: int. Bytes that one chunk of work may take; a single
@@ -128,7 +134,7 @@ def export(
     check_version(folder, version)
     signatures = _check_signatures(signatures)
     network = _with_preprocessing(base, preprocessing)
-    shape, num_classes = _check_shapes(network)
+    specs, num_classes = _check_shapes(network)
     attacker = attacker_of(
         _with_own_units(model, preprocessing, perturbations),
         perturbations,
@@ -136,11 +142,15 @@ def export(
         mask=mask,
         weights=weights,
         input_range=input_range,
+        perturb=perturb,
     )
+    inputs = SingleInput.of(network, attacker)
     bound = methods.find(method, attacker.norm, in_graph=True)
     facts = {
         **_facts_about(model),
-        "input_shape": list(shape),
+        "input_shape": list(specs[0].shape[1:])
+        if inputs.split is None
+        else {spec.name: list(spec.shape[1:]) for spec in specs},
         "num_classes": num_classes,
         "signatures": list(signatures),
     }
@@ -162,9 +172,9 @@ def export(
             "max_radius": max_radius,
         }
     facts = _merge(facts, metadata)
-    samples = _warmup_samples(warmup, shape, attacker)
+    samples = _warmup_samples(warmup, specs, inputs, attacker)
     with hidden_folder(folder) as hidden:
-        _save(network, shape, signatures, certifier, hidden)
+        _save(network, inputs, specs, signatures, certifier, hidden)
         _add_files(hidden, folder.name, network, facts, signatures, samples)
         return publish(hidden, folder, version)
 
@@ -196,8 +206,7 @@ def read_metadata(path: str | os.PathLike) -> dict[str, Any]:
 # Writing ---------------------------------------------------------------------
 
 
-def _save(network, shape, signatures, certifier, folder) -> None:
-    x = tf.TensorSpec([None, *shape], tf.float32, name="x")
+def _save(network, inputs, specs, signatures, certifier, folder) -> None:
     rho = tf.TensorSpec([None], tf.float32, name="rho")
     module = tf.Module()
     # All that the graph reads must hang on the module. Keras's own variables
@@ -206,15 +215,18 @@ def _save(network, shape, signatures, certifier, folder) -> None:
     functions = {}
     if "serving_default" in signatures:
         functions["serving_default"] = compiled(
-            lambda x: predict(network, x), input_signature=[x]
+            lambda *x: predict(network, inputs, inputs.pack(x)),
+            input_signature=specs,
         )
     if "certify" in signatures:
         functions["certify"] = compiled(
-            certifier.certify, input_signature=[x, rho]
+            lambda *x: certifier.certify(inputs.pack(x[:-1]), x[-1]),
+            input_signature=[*specs, rho],
         )
     if "certified_radius" in signatures:
         functions["certified_radius"] = compiled(
-            certifier.certified_radius, input_signature=[x]
+            lambda *x: certifier.certified_radius(inputs.pack(x)),
+            input_signature=specs,
         )
     tf.saved_model.save(module, str(folder), signatures=functions)
 
@@ -224,10 +236,10 @@ def _add_files(folder, name, network, facts, signatures, samples) -> None:
     network.save(folder / KERAS_COPY)
     warm = samples is not None and server.can_write_warmup()
     if warm:
-        requests = {signature: {"x": samples} for signature in signatures}
+        requests = {signature: dict(samples) for signature in signatures}
         if "certify" in requests:
-            radii = np.ones(len(samples), "float32")
-            requests["certify"] = {"x": samples, "rho": radii}
+            count = len(next(iter(samples.values())))
+            requests["certify"]["rho"] = np.ones(count, "float32")
         server.write_warmup(folder, name, requests)
     facts = {**facts, "warmup_requests": warm}
     (folder / METADATA).write_text(json.dumps(facts, indent=2) + "\n")
@@ -302,6 +314,12 @@ def _with_preprocessing(base, preprocessing) -> keras.Model:
             "`preprocessing` must be a Keras layer or model. "
             f"Received: {type(preprocessing).__name__}"
         )
+    if len(getattr(base, "inputs", None) or ()) > 1:
+        raise ValueError(
+            "`preprocessing` can stand before a model of one input only: put "
+            "it into the model. Received: model "
+            f"{base.name!r} of {len(base.inputs)} inputs"
+        )
     shape = input_shape(base)
     if getattr(preprocessing, "inputs", None):
         shape = tuple(preprocessing.inputs[0].shape[1:])
@@ -309,26 +327,41 @@ def _with_preprocessing(base, preprocessing) -> keras.Model:
     return keras.Model(x, outputs_of(base, preprocessing(x)), name=base.name)
 
 
-def _check_shapes(network) -> tuple[tuple[int | None, ...], int]:
-    """The shape of one input and K, if the network can be served at all."""
-    known = bool(getattr(network, "inputs", None))
-    if known and len(network.inputs) != 1:
-        raise ValueError(
-            "`model` must take one input tensor. "
-            f"Received: {len(network.inputs)} inputs"
-        )
-    shape = input_shape(network)
-    if known:
+def _check_shapes(network) -> tuple[list[tf.TensorSpec], int]:
+    """The inputs and K, if the network can be served at all."""
+    if getattr(network, "inputs", None):
         outputs = network.outputs
     else:
-        outputs = keras.tree.flatten(outputs_of(network, tf.zeros([1, *shape])))
+        blank = tf.zeros([1, *input_shape(network)])
+        outputs = keras.tree.flatten(outputs_of(network, blank))
     shapes = [tuple(output.shape) for output in outputs]
     if len(shapes) != 1 or len(shapes[0]) != 2 or shapes[0][1] is None:
         raise ValueError(
             "`model` must return one tensor of logits or probabilities "
             f"[batch, K]. Received: output shapes {shapes}"
         )
-    return shape, max(shapes[0][1], 2)
+    return _specs_of(network), max(shapes[0][1], 2)
+
+
+def _specs_of(network) -> list[tf.TensorSpec]:
+    """The inputs of the signatures: x, or each of several by its name."""
+    if len(getattr(network, "inputs", None) or ()) < 2:
+        shape = [None, *input_shape(network)]
+        return [tf.TensorSpec(shape, tf.float32, name="x")]
+    names = input_names(network)
+    if "rho" in names:
+        raise ValueError(
+            "No input may be called 'rho', which the signature `certify` has "
+            f"already. Received: the inputs {names}"
+        )
+    return [
+        tf.TensorSpec(
+            [None, *tensor.shape[1:]],
+            keras.backend.standardize_dtype(tensor.dtype),
+            name=name,
+        )
+        for name, tensor in zip(names, network.inputs, strict=True)
+    ]
 
 
 def _with_own_units(model, preprocessing, perturbations):
@@ -349,9 +382,34 @@ def _with_own_units(model, preprocessing, perturbations):
     return model
 
 
-def _warmup_samples(warmup, shape, attacker) -> np.ndarray | None:
-    if warmup is not None:
-        samples = np.asarray(warmup, "float32")
+def _warmup_samples(
+    warmup, specs, inputs: SingleInput, attacker
+) -> dict[str, np.ndarray] | None:
+    """Inputs of the warm-up requests, by name."""
+    names = [spec.name for spec in specs]
+    if warmup is None:
+        if any(None in spec.shape[1:] for spec in specs):
+            return None
+        blank = [
+            np.zeros([1, *spec.shape[1:]], spec.dtype.as_numpy_dtype)
+            for spec in specs
+        ]
+        found = dict(zip(names, blank, strict=True))
+        moved = names[0] if inputs.split is None else inputs.split.moved
+        if attacker.input_range is not None:
+            inside = np.clip(found[moved], *attacker.input_range)
+            found[moved] = inside.astype("float32")
+        return found
+    if inputs.split is None:
+        leaves = {names[0]: inputs.array(warmup)}
+    else:
+        leaves = inputs.split.leaves(warmup)
+    found = {
+        spec.name: np.asarray(leaves[spec.name], spec.dtype.as_numpy_dtype)
+        for spec in specs
+    }
+    for spec in specs:
+        samples, shape = found[spec.name], tuple(spec.shape[1:])
         fits = samples.ndim == len(shape) + 1 and all(
             wanted in (None, size)
             for wanted, size in zip(shape, samples.shape[1:], strict=True)
@@ -361,10 +419,4 @@ def _warmup_samples(warmup, shape, attacker) -> np.ndarray | None:
                 f"`warmup` must hold inputs [n, {', '.join(map(str, shape))}]. "
                 f"Received: shape {samples.shape}"
             )
-        return samples
-    if None in shape:
-        return None
-    samples = np.zeros([1, *shape], "float32")
-    if attacker.input_range is not None:
-        samples = np.clip(samples, *attacker.input_range).astype("float32")
-    return samples
+    return found

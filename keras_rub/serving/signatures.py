@@ -23,6 +23,7 @@ from keras_rub.classifier import (
     logits_of,
     width_of,
 )
+from keras_rub.inputs import SingleInput
 from keras_rub.perturbations import PerturbationSet
 
 SIGNATURES = ("serving_default", "certify", "certified_radius")
@@ -34,20 +35,23 @@ _MOST_SAMPLES = 64
 _MOST_ROWS = 1024
 
 
-def predict(network: keras.Model, x: tf.Tensor) -> dict[str, tf.Tensor]:
+def predict(
+    network: keras.Model, inputs: SingleInput, x: tf.Tensor
+) -> dict[str, tf.Tensor]:
     """Logits and probabilities [batch, K], and the class [batch].
 
     One output z is served as two classes with the logits [0, z].
 
     Args:
         network: built classifier.
-        x: float32 tensor [batch, *features].
+        inputs: the same as one of a single input.
+        x: float32 tensor [batch, *features], that input.
 
     Returns:
         Dict of tensors. The class is -1 where an input or a logit is not
         finite.
     """
-    logits = tf.cast(logits_of(network, x), tf.float32)
+    logits = tf.cast(logits_of(inputs.network, x), tf.float32)
     each_by_itself = head_of(network) == "sigmoid" and width_of(network) != 1
     to_probabilities = tf.nn.sigmoid if each_by_itself else tf.nn.softmax
     return {
@@ -61,8 +65,7 @@ class Certifier:
     """Certificates of one network, with numbers as `keras_rub.certify` gives.
 
     Args:
-        network: built Sequential or Functional classifier of a fixed input
-            shape.
+        network: built classifier of a fixed input shape.
         perturbations: the attacker.
         method: one that can be part of a graph.
         tolerance: as in `keras_rub.certified_radius`.
