@@ -11,6 +11,7 @@ import keras
 import tensorflow as tf
 
 from keras_rub.datasets import Dataset
+from keras_rub.tracing import compiled
 
 STRATEGIES = ("none", "mirrored", "multiworker")
 
@@ -107,7 +108,7 @@ class MultiWorkerTraining:
             max_to_keep=1,
         )
         self._manager.restore_or_initialize()
-        self._step = tf.function(self._run_step)
+        self._step = compiled(self._run_step)
 
     def _own_part(self, context, done):
         """This worker's part of each batch, after the first `done` ones."""

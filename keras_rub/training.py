@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from keras_rub import defenses, distribution, models
 from keras_rub.datasets import Dataset
+from keras_rub.defenses.robust_model import count_or_all
 from keras_rub.files import read_json, replacing
 from keras_rub.perturbations import (
     PerturbationSet,
@@ -60,6 +61,8 @@ class Recipe:
             `(low, high)`, or whether to take the data set's own range.
         mix: the weight of the robust loss against the clean one.
         vertices: with rub, vertices a sample to evaluate.
+        competitors: with rub and arub, competing classes a sample that a
+            step looks at: a number, or `"all"`.
         attack_steps: with pgd, and with ibp where `bound_weight` is below 1,
             gradient steps of the attack.
         bound: with ibp, `"ibp"` or `"crown-ibp"`.
@@ -79,6 +82,7 @@ class Recipe:
     input_range: bool | tuple[float, float] = False
     mix: float = 1.0
     vertices: int = 32
+    competitors: int | str = 1
     attack_steps: int = 10
     bound: str = "ibp"
     bound_weight: float = 1.0
@@ -94,6 +98,7 @@ class Recipe:
         _choose("architecture", self.architecture, ARCHITECTURES)
         canonical_norm(self.norm)
         check_rho(self.rho)
+        count_or_all("competitors", self.competitors)
         if self.defense == "rub" and self.norm != 1:
             raise ValueError(
                 f"Defence rub is for norm 1 only. Received: `norm={self.norm}`"
@@ -201,6 +206,8 @@ class Recipe:
             options["vertices"] = self.vertices
         else:
             options["norm"] = self.norm
+        if self.defense in ("rub", "arub"):
+            options["competitors"] = self.competitors
         if self.defense == "pgd":
             options["steps"] = self.attack_steps
         if self.defense == "ibp":

@@ -30,6 +30,7 @@ FLOORS = [
         "bounds.majorant",
         "bounds.first_layer",
         "bounds.vertex_expansion",
+        "bounds.patches",
         "bounds.vertices",
         "bounds.windows",
         "bounds.linearised",

@@ -235,6 +235,8 @@ BAD = [
     ("train", {"steps": 0}, "--steps=0"),
     ("train", {"seed": -1}, "--seed=-1"),
     ("train", {"defense": "rubb"}, "--defense=rubb"),
+    ("train", {"competitors": 0}, "--competitors must be all or"),
+    ("train", {"competitors": "some"}, "--competitors must be all or"),
     ("train", {"defense": "rub", "norm": 2}, "norm 1 only"),
     ("train", {"norm": 3}, "--norm=3"),
     ("train", {"architecture": "vit"}, "--architecture=vit"),

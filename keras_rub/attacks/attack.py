@@ -10,7 +10,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_rub import checks
+from keras_rub import checks, tracing
 from keras_rub.attacks.losses import LOSSES, has_won, strongest_rival
 from keras_rub.classifier import base_of, input_shape, logits_of
 from keras_rub.perturbations import PerturbationSet, attacker_of, check_rho
@@ -127,8 +127,8 @@ class Attack:
 
         @functools.cache
         def concrete():
-            compiled = tf.function(function, input_signature=list(signature))
-            return compiled.get_concrete_function()
+            traced = tracing.compiled(function, input_signature=list(signature))
+            return traced.get_concrete_function()
 
         def call(*args):
             return concrete()(

@@ -221,14 +221,7 @@ class Relaxation:
         Returns:
             Tensor [batch, copies, K - 1], by competitor.
         """
-        values = dict(start)
-        for operation in self.body if operations is None else operations:
-            values[operation.output] = self._propagate(
-                operation,
-                [values[index] for index in operation.inputs],
-                copies,
-                None if chords is None else chords.get(operation.output),
-            )
+        values = self.propagate(start, copies, operations, chords)
         total = self.constant[:, None]
         batch, competitors = tf.shape(total)[0], total.shape[-1]
         for index, row in self.rows.items():
@@ -241,7 +234,32 @@ class Relaxation:
                     total += tf.matmul(points, coefficients, transpose_b=True)
         return tf.ensure_shape(total, [None, None, competitors])
 
-    def _propagate(self, operation, inputs, copies, chord=None) -> Majorant:
+    def propagate(
+        self,
+        start: Mapping[int, Majorant],
+        copies: int | tf.Tensor,
+        operations: Sequence[Operation] | None = None,
+        chords: Mapping[int, tuple[tf.Tensor, tf.Tensor]] | None = None,
+    ) -> dict[int, Majorant]:
+        """The majorants of all values; for the arguments see `margins`."""
+        values = dict(start)
+        for operation in self.body if operations is None else operations:
+            values[operation.output] = self.step(
+                operation,
+                [values[index] for index in operation.inputs],
+                copies,
+                None if chords is None else chords.get(operation.output),
+            )
+        return values
+
+    def step(
+        self,
+        operation: Operation,
+        inputs: Sequence[Majorant],
+        copies: int | tf.Tensor,
+        chord: tuple[tf.Tensor, tf.Tensor] | None = None,
+    ) -> Majorant:
+        """The majorant behind one operation; see `margins`."""
         if isinstance(operation, Affine):
             centers = [bound.center for bound in inputs]
             radii = [bound.radius for bound in inputs]
@@ -282,6 +300,7 @@ class Relaxation:
                 ):
                     upper = _for_each_point(function, upper, 0.5 * part, copies)
             return Majorant.of_halves(upper, negative)
+        assert isinstance(operation, Max)
         chosen = _for_each_point(
             tf.multiply, bound.negative, 0.5 * choice, copies
         )

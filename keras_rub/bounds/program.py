@@ -34,8 +34,9 @@ class Affine(Operation):
     absolute value of every coefficient. `monomial` maps scale, move or drop
     features, so that each output reads at most one input; `scaling` maps
     leave them where they are; `convolution` is the layer of a plain
-    convolution. These only help to find out cheaply what moving one feature
-    does.
+    convolution; `tiles` maps cut every axis between batch and channels into
+    pieces of these sizes, and drop what is left over. These only help to find
+    out cheaply what moving one feature does.
     """
 
     apply: Callable[..., tf.Tensor]
@@ -43,6 +44,7 @@ class Affine(Operation):
     monomial: bool = False
     scaling: bool = False
     convolution: keras.layers.Layer | None = None
+    tiles: tuple[int, ...] | None = None
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -192,6 +194,7 @@ class Symbol:
         monomial: bool = False,
         scaling: bool = False,
         convolution: keras.layers.Layer | None = None,
+        tiles: tuple[int, ...] | None = None,
     ) -> Symbol:
         """An affine map of this tensor.
 
@@ -208,6 +211,9 @@ class Symbol:
             convolution: the layer, where the map is a plain convolution
                 with the attributes of `keras.layers.Conv2D`. Speeds up
                 screening. Defaults to `None`.
+            tiles: sizes, where the map is a cut of [n, length, ..., channels]
+                to [n, length // size, size, ..., channels]. Speeds up the
+                evaluation of vertices. Defaults to `None`.
         """
         return self.program.add(
             Affine,
@@ -217,6 +223,7 @@ class Symbol:
             monomial=monomial or scaling,
             scaling=scaling,
             convolution=convolution,
+            tiles=tiles,
         )
 
     def convex(self, activation: ConvexActivation) -> Symbol:

@@ -12,6 +12,7 @@ from keras_rub.bounds.competitors import Competitors
 from keras_rub.bounds.first_layer import first_layer
 from keras_rub.bounds.lines import Lines
 from keras_rub.bounds.majorant import Clean, Majorant, Relaxation
+from keras_rub.bounds.patches import Patches, plan
 from keras_rub.bounds.program import Program
 from keras_rub.bounds.vertex_expansion import VertexExpansion
 
@@ -89,6 +90,7 @@ class VertexBound:
         self.rho = tf.broadcast_to(self.scale, tf.shape(x)[:1])
         self.memory_budget = memory_budget
         self.start = first_layer(self.relaxation)
+        self.plan = None if lines else plan(self.relaxation)
 
     @property
     def num_vertices(self) -> int:
@@ -174,19 +176,31 @@ class VertexBound:
                 clean,
             )
         if vertices is None:
-            if self.room is None:
+            if self.room is None and self.plan is None:
                 return self._plain_maximum(*self._scan())
-            candidates = tf.range(self.num_vertices)
-            values = _not_nan(self.over_chunks(self.at))
-            return self._mixture(candidates, values)
-        values = _not_nan(self.at(vertices))
+            vertices, values = tf.range(self.num_vertices), self.at_all()
+        else:
+            values = self.at(vertices)
+        values = _not_nan(values)
         if self.room is not None:
             return self._mixture(vertices, values)
         best = tf.argmax(values, axis=1, output_type=tf.int32)
         return self._plain_maximum(
             tf.reduce_max(values, axis=1),
-            tf.gather(vertices, best, batch_dims=1),
+            tf.gather(vertices, best, batch_dims=len(vertices.shape) - 1),
         )
+
+    def at_all(self) -> tf.Tensor:
+        """Bounds [batch, V, K - 1] of the margins at every vertex."""
+        if self.plan is None:
+            return self.over_chunks(self.at)
+        return Patches(
+            self.plan,
+            self.relaxation,
+            self.expansion,
+            self.rho,
+            self.memory_budget,
+        ).margins()
 
     def take(self, samples: tf.Tensor) -> VertexBound:
         """The same for some samples; only `at` works on the result."""

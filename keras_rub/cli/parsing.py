@@ -22,6 +22,23 @@ def parse_numbers(text: str, flag: str) -> list[float]:
         ) from None
 
 
+def parse_count(text: str, flag: str) -> int | str:
+    """A whole number of at least 1, or `"all"`.
+
+    Args:
+        text: such as `"4"`.
+        flag: its name, for the error.
+    """
+    if text == "all":
+        return text
+    if not text.isdecimal() or int(text) < 1:
+        raise ValueError(
+            f"--{flag} must be all or a whole number of at least 1. "
+            f"Received: {text}"
+        )
+    return int(text)
+
+
 def parse_norms(words: Sequence[str], flag: str) -> list[int | str]:
     """Norms: 1, 2 and inf.
 

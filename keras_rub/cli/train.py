@@ -19,7 +19,7 @@ from absl import flags
 
 from keras_rub import distribution, training
 from keras_rub.cli import command, shared
-from keras_rub.cli.parsing import parse_range
+from keras_rub.cli.parsing import parse_count, parse_range
 
 FLAGS = flags.FlagValues()
 
@@ -53,6 +53,13 @@ _VERTICES = flags.DEFINE_integer(
     32,
     "With rub: vertices a sample to evaluate.",
     lower_bound=1,
+    flag_values=FLAGS,
+)
+_COMPETITORS = flags.DEFINE_string(
+    "competitors",
+    "1",
+    "With rub and arub: competing classes a sample that a step looks at, a "
+    "number or all.",
     flag_values=FLAGS,
 )
 _ATTACK_STEPS = flags.DEFINE_integer(
@@ -137,6 +144,7 @@ def run() -> None:
         rho_ramp=_RHO_RAMP.value,
         input_range=found if isinstance(found, tuple) else found == "data",
         vertices=_VERTICES.value,
+        competitors=parse_count(_COMPETITORS.value, "competitors"),
         attack_steps=_ATTACK_STEPS.value,
         mix=_MIX.value,
         bound=_BOUND.value,

@@ -34,6 +34,7 @@ from keras_rub.serving.versions import (
     list_versions,
     publish,
 )
+from keras_rub.tracing import compiled
 from keras_rub.version import __version__
 
 # Where the facts about a model lie within its SavedModel.
@@ -204,15 +205,15 @@ def _save(network, shape, signatures, certifier, folder) -> None:
     module.weights = [variable.value for variable in network.variables]
     functions = {}
     if "serving_default" in signatures:
-        functions["serving_default"] = tf.function(
+        functions["serving_default"] = compiled(
             lambda x: predict(network, x), input_signature=[x]
         )
     if "certify" in signatures:
-        functions["certify"] = tf.function(
+        functions["certify"] = compiled(
             certifier.certify, input_signature=[x, rho]
         )
     if "certified_radius" in signatures:
-        functions["certified_radius"] = tf.function(
+        functions["certified_radius"] = compiled(
             certifier.certified_radius, input_signature=[x]
         )
     tf.saved_model.save(module, str(folder), signatures=functions)

@@ -18,6 +18,7 @@ from keras_rub.reproduction.plans import (
     SpeedPlan,
 )
 from keras_rub.reproduction.run.trainer import create_variables
+from keras_rub.tracing import compiled
 
 
 def run(context: Context, plan: SpeedPlan) -> dict[str, dict[str, float]]:
@@ -60,7 +61,7 @@ def _measure(data, defences, plan) -> dict[str, float]:
 
 def _step_of(model, data, batch) -> Any:
     create_variables(model, data)
-    function = tf.function(model.train_step)
+    function = compiled(model.train_step)
     function(batch)
     return lambda: function(batch)
 
