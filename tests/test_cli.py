@@ -257,7 +257,7 @@ BAD = [
     ("certify", {"model": "{folder}/table.csv"}, "neither a .keras file"),
     ("certify", {"model": "{folder}/empty"}, "no SavedModel"),
     ("certify", {"method": "lp"}, "--method must be some of auto, fast, rub"),
-    ("certify", {"method": "crown,ibp"}, "Received: crown,ibp"),
+    ("certify", {"method": "crown,lp"}, "Received: crown,lp"),
     ("certify", {"method": ""}, "--method must be"),
     ("certify", {"radii": "a,b"}, "--radii must be numbers"),
     ("certify", {"radii": ""}, "--radii must be numbers"),
