@@ -593,7 +593,7 @@ def test_trained_networks_end_to_end():
         ({"rho": np.ones(7)}, ValueError, "one radius a sample"),
         ({"rho": 1.0, "norm": 2, "method": "rub"}, ValueError, "t do norm 2"),
         ({"rho": 1.0, "norm": 3}, ValueError, "`norm` must be"),
-        ({"rho": 1.0, "method": "ibp"}, ValueError, "`method` must be one of"),
+        ({"rho": 1.0, "method": "lp"}, ValueError, "`method` must be one of"),
         ({"rho": 1.0, "y": [0, 1]}, ValueError, "same length"),
         ({"rho": 1.0, "y": [0, 1, 5]}, ValueError, "from 0 to 2"),
         ({"rho": 1.0, "input_range": (0.6, 1.0)}, ValueError, "leaves"),

@@ -348,7 +348,7 @@ def test_a_weak_attack_is_seen(result):
         ({"norms": []}, "`norms` must hold"),
         ({"norms": [3]}, "`norm` must be"),
         ({"attacks": ["apdg-ce"]}, "Did you mean 'apgd-ce'.*Known: .*strong"),
-        ({"certificates": "ibp"}, "`certificates` must be"),
+        ({"certificates": "lp"}, "`certificates` must be"),
         ({"input_range": (0.4, 0.6)}, "leaves `input_range`"),
         ({"attacks": "paper", "mask": np.ones(64)}, "neither `mask`"),
         ({"x": np.zeros((3, 63))}, "`x` must have the shape"),

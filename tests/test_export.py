@@ -490,7 +490,7 @@ def test_errors(tmp_path):
     wrong(ValueError, '`norm` must be 1, 2 or "inf"', norm=3)
     wrong(ValueError, "`rub` can.t do norm 2", norm=2, method="rub")
     wrong(ValueError, "`auto` searches, which a graph can't", method="auto")
-    wrong(ValueError, "`method` must be one of .*'ibp'", method="ibp")
+    wrong(ValueError, "`method` must be one of .*'lp'", method="lp")
     wrong(ValueError, "low < high", input_range=(1.0, 0.0))
     wrong(ValueError, "`mask` must broadcast", mask=[True, False])
     wrong(ValueError, "`tolerance` must be above 0", tolerance=0.0)

@@ -63,7 +63,7 @@ MISTAKES = {
     ),
     "RUB for Linf": (
         lambda: keras_rub.RUBModel(net(), norm="inf"),
-        "L1 perturbations only.*COAPModel with `norm='inf'`",
+        "L1 perturbations only.*IBPModel with `norm='inf'`",
     ),
     "wrapping twice": (
         lambda: keras_rub.ARUBModel(keras_rub.RUBModel(net())),
@@ -143,8 +143,8 @@ MISTAKES = {
         "crown.*can't do norm 2",
     ),
     "an unknown method": (
-        lambda: certify(method="ibp"),
-        "`method` must be one of.*'ibp'",
+        lambda: certify(method="lp"),
+        "`method` must be one of.*'lp'",
     ),
     "an unbuilt model": (
         lambda: certify(base=keras.Sequential([layers.Dense(3)])),

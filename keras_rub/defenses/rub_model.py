@@ -126,7 +126,7 @@ class RUBModel(MarginModel):
         if attacker.norm != 1:
             raise ValueError(
                 "RUBModel bounds L1 perturbations only; for another norm use "
-                f"ARUBModel or COAPModel with `norm={attacker.norm!r}`. "
+                f"ARUBModel or IBPModel with `norm={attacker.norm!r}`. "
                 f"Received: `perturbations={attacker!r}`"
             )
         super().__init__(
