@@ -92,30 +92,22 @@ def _causal_product(layer):
 
 @register_rule(layers.DepthwiseConv1D, layers.DepthwiseConv2D)
 def _depthwise_conv(layer, x):
-    def product(t, kernel):
-        return ops.depthwise_conv(
-            t,
-            kernel,
-            strides=tuple(layer.strides),
-            padding=layer.padding,
-            dilation_rate=layer.dilation_rate,
-            data_format=layer.data_format,
-        )
+    return _linear_with_kernel(layer, x, _depthwise_product(layer))
 
-    return _linear_with_kernel(layer, x, product)
+
+def _depthwise_product(layer):
+    return functools.partial(
+        ops.depthwise_conv,
+        strides=tuple(layer.strides),
+        padding=layer.padding,
+        dilation_rate=layer.dilation_rate,
+        data_format=layer.data_format,
+    )
 
 
 @register_rule(layers.SeparableConv1D, layers.SeparableConv2D)
 def _separable_conv(layer, x):
-    def depthwise(t, kernel):
-        return ops.depthwise_conv(
-            t,
-            kernel,
-            strides=tuple(layer.strides),
-            padding=layer.padding,
-            dilation_rate=layer.dilation_rate,
-            data_format=layer.data_format,
-        )
+    depthwise = _depthwise_product(layer)
 
     def pointwise(t, kernel):
         return ops.conv(
