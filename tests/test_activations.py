@@ -1,5 +1,7 @@
 """Activations that two lines hold: the lines, and networks of them."""
 
+import resource
+
 import keras
 import numpy as np
 import pytest
@@ -851,6 +853,10 @@ def test_a_million_points_of_networks():
     assert tried >= 1_000_000
 
 
+# What a certificate of such a network may take, in gigabytes.
+BUDGET = 2.0
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["MobileNetV2", "ResNet50V2", "VGG16"])
 def test_applications_are_certified(name, rng):
@@ -864,6 +870,8 @@ def test_applications_are_certified(name, rng):
     x = rng.uniform(size=(1, 32, 32, 3)).astype("float32")
     mask = np.zeros((32, 32, 3), bool)
     mask[10:12, 10:12] = True
+    model(x)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     result = keras_rub.certify(
         model,
         x,
@@ -873,6 +881,10 @@ def test_applications_are_certified(name, rng):
         mask=mask,
         verbose=0,
     )
+    after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    gigabytes = (after - before) / 2**20
+    print(f"{name}: {gigabytes:.2f} GB more, margins {result.margins.max():g}")
+    assert gigabytes < BUDGET
     assert np.all(np.isfinite(result.margins))
     points = sampling.reachable(rng, x[0], 1e-4, count=20, mask=mask)
     margins = sampling.margins(model, points, result.predicted[0])
