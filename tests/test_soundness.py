@@ -16,6 +16,7 @@ from keras_rub import ARUBModel, RUBModel, UnsupportedLayerError
 from keras_rub.bounds import activations, lower, lowering, program
 from keras_rub.bounds.competitors import Competitors
 from keras_rub.bounds.majorant import Relaxation, clean_pass
+from keras_rub.bounds.problem import Problem
 from tests import sampling
 from tests.reference import randomise
 
@@ -552,6 +553,36 @@ def test_every_rule_is_right_and_sound(name, rng):
     found = np.maximum(sampled, climbed)
     bounds = bounds.reshape(found.shape)
     assert np.all(bounds >= found - 1e-4 - 1e-5 * np.abs(found))
+
+
+@pytest.mark.slow
+def test_a_million_points_of_layers():
+    """Every rule, RUB and CROWN, all norms, at many points; not compiled."""
+    tried = 0
+    for name in CASES:
+        rng = np.random.default_rng(len(name))
+        model = case_model(name, rng)
+        x = rng.normal(size=(2, *model.input_shape[1:])).astype("float32")
+        labels = tf.constant([0, 2])
+        for norm in (1, 2, "inf"):
+            problem = Problem.of(model, keras_rub.PerturbationSet(norm))
+            for rho in (0.05, 1.0):
+                radii = tf.constant([rho] * 2)
+                data = (tf.constant(x), labels, radii)
+                found = [problem.linear_margins(*data, "crown")]
+                if norm == 1:
+                    bound = problem.vertex_bound(*data)
+                    found.append(bound.worst_case().margins)
+                classes = problem.competitors(labels)
+                bounds = np.min([classes.to_classes(m) for m in found], axis=0)
+                for i in range(2):
+                    points = sampling.reachable(rng, x[i], rho, norm, 900)
+                    margins = sampling.margins(model, points, labels[i])
+                    slack = 1e-4 + 1e-5 * np.abs(margins)
+                    assert np.all(margins <= bounds[i] + slack), (name, norm)
+                    tried += len(points)
+    print(f"{tried} points, none beyond a bound")
+    assert tried >= 1_000_000
 
 
 @pytest.mark.parametrize(
