@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from typing import Any
 
 import keras
 from keras import initializers
@@ -34,7 +36,7 @@ class IBPInitializer(initializers.Initializer):
     def __init__(self, seed: int | None = None):
         self.seed = seed
 
-    def __call__(self, shape, dtype=None):
+    def __call__(self, shape: Sequence[int], dtype: Any = None) -> Any:
         inputs = max(math.prod(shape[:-1]), 1)
         normal = initializers.RandomNormal(
             stddev=math.sqrt(2.0 * math.pi) / inputs, seed=self.seed

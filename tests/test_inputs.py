@@ -149,6 +149,7 @@ DEFENSES = {
     "RUBModel": {},
     "ARUBModel": {"norm": 2},
     "COAPModel": {},
+    "IBPModel": {"bound_weight": 0.5},
     "PGDModel": {"steps": 2},
     "FGSMModel": {},
     "BaselineModel": {},
