@@ -241,7 +241,7 @@ def _add_files(folder, name, network, facts, signatures, samples) -> None:
         warnings.warn(
             f"Keras can't save model {network.name!r} of type "
             f"{type(network).__name__}, which has no `get_config`: it is "
-            "served, and from the export it can be attacked, but not certified.",
+            "served, and can be attacked from the export, but not certified.",
             stacklevel=3,
         )
     warm = samples is not None and server.can_write_warmup()
