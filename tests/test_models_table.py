@@ -17,6 +17,7 @@ SOME = [
     ("subclassed, tf.nn inside", "COAP"),
     ("integer input, Embedding", "PGD"),
     ("LSTM", "export"),
+    ("subclassed", "export"),
 ]
 
 

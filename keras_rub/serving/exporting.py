@@ -6,6 +6,7 @@ import datetime
 import json
 import os
 import pathlib
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -233,7 +234,17 @@ def _save(network, inputs, specs, signatures, certifier, folder) -> None:
 
 def _add_files(folder, name, network, facts, signatures, samples) -> None:
     (folder / KERAS_COPY).parent.mkdir(exist_ok=True)
-    network.save(folder / KERAS_COPY)
+    try:
+        network.save(folder / KERAS_COPY)
+    except NotImplementedError:
+        # A subclass whose arguments Keras can't read has no `get_config`.
+        (folder / KERAS_COPY).unlink(missing_ok=True)
+        warnings.warn(
+            f"Keras can't save model {network.name!r} of type "
+            f"{type(network).__name__}, which has no `get_config`: it is "
+            "served, and can be attacked from the export, but not certified.",
+            stacklevel=3,
+        )
     warm = samples is not None and server.can_write_warmup()
     if warm:
         requests = {signature: dict(samples) for signature in signatures}
