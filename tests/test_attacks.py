@@ -179,6 +179,8 @@ def test_bad_arguments(kwargs, message):
 
 
 RANGE = {"input_range": (0.0, 1.0)}
+# Without one, intervals stay at chance.
+RAMP = keras.optimizers.schedules.PolynomialDecay(0.0, 150, 0.05)
 
 
 def accuracies(wrap, norm, attacked):
@@ -210,7 +212,7 @@ def nominal_accuracies(norm, attacked):
         (lambda base: keras_rub.PGDModel(base, 0.1, **RANGE), "inf", 0.1),
         (lambda base: keras_rub.FGSMModel(base, 0.1, **RANGE), "inf", 0.1),
         (lambda base: keras_rub.COAPModel(base, 0.03, **RANGE), "inf", 0.1),
-        (lambda base: keras_rub.IBPModel(base, 0.03, **RANGE), "inf", 0.1),
+        (lambda base: keras_rub.IBPModel(base, RAMP, **RANGE), "inf", 0.1),
         (lambda base: keras_rub.ARUBModel(base, 0.1), "inf", 0.1),
         (lambda base: keras_rub.RUBModel(base, 1.0, **RANGE), 1, 2.0),
     ],
