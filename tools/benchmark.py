@@ -35,7 +35,7 @@ _ROUNDS = flags.DEFINE_integer(
 _GROUPS = flags.DEFINE_list(
     "groups",
     ["mnist", "classes", "uci", "cnn", "memory", "screening", "certify"]
-    + ["linear", "export"],
+    + ["small_cnn", "linear", "export"],
     "Which groups of cases to run.",
 )
 _MODEL = flags.DEFINE_string(
@@ -430,7 +430,7 @@ def run_radius(model, x, y):
 
 
 def run_linear(rounds):
-    """Milliseconds a sample of the bounds for Linf, on a small CNN."""
+    """Milliseconds a sample of the bounds on a small CNN: Linf, and rub."""
     x, y = large_digits()
     x = x.reshape(-1, 28, 28, 1)
     keras.utils.set_random_seed(0)
@@ -444,8 +444,9 @@ def run_linear(rounds):
     shares = {}
 
     def step(method):
+        norm, rho = (1, 1.0) if method == "rub" else ("inf", _SMALL_RADIUS)
         found = keras_rub.certify(
-            model, x, y, rho=_SMALL_RADIUS, norm="inf", method=method, verbose=0
+            model, x, y, rho=rho, norm=norm, method=method, verbose=0
         )
         shares[method] = found.certified_accuracy
         return {"loss": 0.0}
@@ -453,6 +454,7 @@ def run_linear(rounds):
     cases = {
         method: functools.partial(step, method)
         for method in ("ibp", "crown-ibp", "crown", "coap", "alpha-crown")
+        + ("rub",)
     }
     times = measure(cases, min(rounds, 3), dict.fromkeys(cases, 1))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
@@ -466,7 +468,7 @@ def run_linear(rounds):
         }
         cells.append([method, f"{each:.2f}", f"{share:.1%}"])
     show(
-        f"conv16-conv32-dense100, 28x28x1, Linf {_SMALL_RADIUS}, "
+        f"conv16-conv32-dense100, 28x28x1, Linf {_SMALL_RADIUS} (rub: L1 1), "
         f"batch {_BATCH}, nominal training on large digits",
         ["method", "ms/sample", "certified"],
         cells,
@@ -602,12 +604,33 @@ def run_cnn(rounds):
     )
 
 
+def run_small_cnn(rounds):
+    """Steps of a small CNN, where COAP fits into memory too."""
+
+    def base():
+        return models.small_cnn((28, 28, 1), 10)
+
+    return run_steps(
+        "conv16-conv32-dense100, 28x28x1, 10 classes, batch 32",
+        {
+            "nominal": base,
+            "ibp-inf": lambda: keras_rub.IBPModel(base()),
+            "coap-inf": lambda: keras_rub.COAPModel(base(), rho=0.01),
+            "rub (default)": lambda: keras_rub.RUBModel(base(), rho=1.0),
+        },
+        batch_of(32, (28, 28, 1), 10),
+        min(rounds, 3),
+        slow=("coap-inf",),
+    )
+
+
 RUNS = {
     "memory": lambda rounds: run_memory(),
     "mnist": run_mnist,
     "classes": run_classes,
     "uci": run_uci,
     "cnn": run_cnn,
+    "small_cnn": run_small_cnn,
     "screening": lambda rounds: run_screening(),
     "certify": lambda rounds: run_certify(),
     "linear": run_linear,
