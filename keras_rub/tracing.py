@@ -18,7 +18,7 @@ def compiled(function: Callable[..., Any], **options: Any) -> Any:
 
     AutoGraph is off, as in Keras's own training steps: loops and conditions
     are written as TensorFlow operations, and to rewrite the source of all that
-    is called took three quarters of the time of a first call.
+    is called took most of the time of a first call.
 
     Args:
         function: what to compile.
