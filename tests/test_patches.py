@@ -153,3 +153,26 @@ def test_skip_connections_end_the_patches(rng):
     x = tf.constant(rng.random((2, 12, 12, 1)), tf.float32)
     bound = problem.vertex_bound(x, tf.constant([0, 1]), tf.constant(1.0))
     assert bound.plan is None
+
+
+@pytest.mark.parametrize("constant", [False, True])
+def test_one_pixel_that_may_change_and_two_classes(constant, rng):
+    network = keras.Sequential(
+        [
+            layers.Input((9, 9, 1)),
+            layers.Conv2D(2, 2, 2, activation="relu"),
+            layers.Flatten(),
+            layers.Dense(2),
+        ]
+    )
+    if constant:
+        for weight in network.weights:
+            weight.assign(tf.zeros_like(weight))
+    mask = np.zeros((9, 9, 1), bool)
+    mask[8, 3] = True  # in a row that no window reads
+    mask[7, 0] = True
+    problem = Problem.of(network, PerturbationSet(1, mask=mask))
+    x = tf.constant(rng.random((2, 9, 9, 1)), tf.float32)
+    patches, whole = _both(problem, x, tf.constant([0, 1]), tf.constant(2.0))
+    assert patches.shape == (2, 4, 1)
+    np.testing.assert_allclose(patches, whole, atol=1e-5)

@@ -328,7 +328,9 @@ def _pays(result: Plan, relaxation: Relaxation) -> bool:
         shapes = [relaxation.values[op.output].shape[1:] for op in operations]
         return sum(tf.TensorShape(shape).num_elements() for shape in shapes)
 
-    touched = entries(op for op in relaxation.body if op.output >= result.end)
+    # Values from the closing map on are whole.
+    first = result.end if result.closing else np.inf
+    touched = entries(op for op in relaxation.body if op.output >= first)
     for stage in result.stages:
         channels = relaxation.values[stage.output].shape[-1]
         touched += channels * int(np.prod([s.size for s in stage.spans]))
