@@ -6,6 +6,7 @@ import hypothesis
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from keras_rub import datasets
 
@@ -50,6 +51,20 @@ def pytest_collection_modifyitems(config, items):
 def seed():
     """Makes every test repeat itself."""
     keras.utils.set_random_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def eager(request):
+    """Runs a test marked `eager` without tracing.
+
+    To trace a bound takes a thousand times as long as to run it once on a small
+    network, so tests of many networks that ask each only once or twice are
+    marked. `test_graphs.py` compares the two ways.
+    """
+    marked = request.node.get_closest_marker("eager") is not None
+    tf.config.run_functions_eagerly(marked)
+    yield
+    tf.config.run_functions_eagerly(False)
 
 
 @pytest.fixture
