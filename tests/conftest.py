@@ -1,6 +1,13 @@
 """Fixtures that all tests share."""
 
 import dataclasses
+import gc
+import os
+
+# Two processes share two cores, and all networks are small: more threads only
+# wait for each other. Set before TensorFlow starts.
+os.environ.setdefault("TF_NUM_INTRAOP_THREADS", "1")
+os.environ.setdefault("TF_NUM_INTEROP_THREADS", "1")
 
 import hypothesis
 import keras
@@ -9,6 +16,10 @@ import pytest
 import tensorflow as tf
 
 from keras_rub import datasets
+
+# Graphs are many small objects that live long: looking through them again and
+# again took a tenth of the time.
+gc.set_threshold(100_000, 50, 50)
 
 # Most of the time goes into tracing a new combination of settings, not into
 # one more example of it: the slow suite tries many.
@@ -28,6 +39,11 @@ def pytest_addoption(parser):
         "--fast",
         action="store_true",
         help="One case of each test, without the tests marked slow or medium.",
+    )
+    parser.addoption(
+        "--traced",
+        action="store_true",
+        help="Trace the functions of tests marked eager too, as users do.",
     )
 
 
@@ -59,10 +75,11 @@ def eager(request):
 
     To trace a bound takes a thousand times as long as to run it once on a small
     network, so tests of many networks that ask each only once or twice are
-    marked. `test_graphs.py` compares the two ways.
+    marked. With `--traced` they are traced all the same.
     """
     marked = request.node.get_closest_marker("eager") is not None
-    tf.config.run_functions_eagerly(marked)
+    traced = request.config.getoption("--traced")
+    tf.config.run_functions_eagerly(marked and not traced)
     yield
     tf.config.run_functions_eagerly(False)
 
