@@ -256,7 +256,6 @@ def test_evaluate(rng):
     assert np.array_equal(again.certified["1"], certified)
 
 
-@pytest.mark.eager
 @pytest.mark.medium
 def test_export_has_all_inputs(model, rng, tmp_path):
     x = samples(rng, 3)

@@ -748,7 +748,6 @@ def test_mix_weights_the_two_losses(still, data):
     assert logs["loss"] == mixed(0.0, 0.5, 1.0)
 
 
-@pytest.mark.eager
 def test_rho_and_mix_can_be_assigned_at_any_time(wrap, data):
     x, y = data
     traces = []
