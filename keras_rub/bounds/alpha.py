@@ -54,12 +54,13 @@ class LineOptimiser(descent.MarginSearch):
         best, worst = self._scan(*data, choices)
         result, rows = best, tf.range(tf.shape(labels)[0])
         for _ in range(_ROUNDS):
-            going = descent.open_rows(best, enough, rows)
-            if not len(going):
-                break
-            data, choices, working, worst, best, rows = descent.take(
-                (data, choices, working, worst, best, rows), going
-            )
+            if enough is not None:
+                going = descent.open_rows(best, enough, rows)
+                if not len(going):
+                    break
+                data, choices, working, worst, best, rows = descent.take(
+                    (data, choices, working, worst, best, rows), going
+                )
             working = tf.concat([working, worst], axis=1)
             choices = self._descend(data, choices, working)
             found, worst = self._scan(*data, choices)

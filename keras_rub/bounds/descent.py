@@ -95,17 +95,15 @@ def zeros_like(parameters: Parameters) -> dict[int, tf.Tensor]:
 
 
 def open_rows(
-    lowest: tf.Tensor, enough: tf.Tensor | None, rows: tf.Tensor
+    lowest: tf.Tensor, enough: tf.Tensor, rows: tf.Tensor
 ) -> tf.Tensor:
     """Which of the rows that are worked on are not low enough yet: [n].
 
     Args:
         lowest: tensor [rows]. Their margins.
-        enough: tensor [batch], or `None`, as of `MarginSearch`.
+        enough: tensor [batch], as of `MarginSearch`.
         rows: int tensor [rows]. Their places in the batch.
     """
-    if enough is None:
-        return tf.range(tf.shape(rows)[0])
     return tf.where(~(lowest < tf.gather(enough, rows)))[:, 0]
 
 

@@ -50,7 +50,7 @@ class SlopeOptimiser(descent.MarginSearch):
         state = self._start(*data, crown)
         result, rows = state["lowest"], tf.range(tf.shape(labels)[0])
         for step in range(_STEPS):
-            if step % _LOOK == 0:
+            if enough is not None and step % _LOOK == 0:
                 going = descent.open_rows(state["lowest"], enough, rows)
                 if not len(going):
                     break
