@@ -71,9 +71,7 @@ def test_crown_is_the_plain_one(kind, norm, rho):
     decided = np.all((expected < 0) | ~others, axis=1)
     assert 0 < decided.sum() < len(x)  # both answers occur
     np.testing.assert_array_equal(found.certified, decided)
-    # For pooled networks and L1 margins differ by up to 0.8 %, in either
-    # direction, also where all is computed in float64; why is not known.
-    np.testing.assert_allclose(found.margins, expected, rtol=0.02, atol=2e-3)
+    np.testing.assert_allclose(found.margins, expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("method", ["crown", "coap"])

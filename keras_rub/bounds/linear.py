@@ -44,6 +44,10 @@ _CHUNK = 2**22
 # matter.
 _NARROW = 512
 
+# Entries of a maximum whose lower ends differ by less, relative to its range,
+# are equally good.
+_TIED = 1e-5
+
 
 class _Walk(NamedTuple):
     """How far a backward substitution has come.
@@ -572,13 +576,18 @@ def max_lines(operation: Max, interval: Interval) -> Lines:
     """
     axes = operation.axes
     low, high = interval
-    winner = maxima.first_largest(low, axes)
-    lowest = maxima.largest(low, axes)
+    lowest, highest = (maxima.largest(end, axes) for end in interval)
+    # Every entry is a lower line. Large balls make many of them equally good
+    # (windows that see the same weights): the first, so that rounding, which
+    # depends on the size of a batch, doesn't choose.
+    tied = lowest - _TIED * tf.maximum(tf.abs(lowest), tf.abs(highest))
+    winner = maxima.first_largest(
+        tf.cast(low >= maxima.spread(tied, low, axes), low.dtype), axes
+    )
     others = maxima.largest(
         tf.where(winner > 0, tf.cast(high.dtype.min, high.dtype), high), axes
     )
-    decided = lowest >= others
-    highest = maxima.largest(high, axes)
+    decided = maxima.total(low * winner, axes) >= others
     decided_row = tf.cast(maxima.spread(decided, low, axes), low.dtype)
     return Lines(
         winner * decided_row,
