@@ -126,10 +126,19 @@ def relu_lines(low, high):
 
 
 def max_lines(low, high):
-    """The winner [outputs, window], whether it is sure, and the largest."""
-    winner = np.eye(low.shape[1])[low.argmax(axis=1)]
+    """The winner [outputs, window], whether it is sure, and the largest.
+
+    The lower line is the entry whose lower end is the highest. There may be
+    several: L1 balls that hold all inputs give all windows with the same
+    weights the same range. The margin depends on which one is taken, by up to
+    1 %. The first is, where others differ by rounding only.
+    """
+    ends = np.stack([low.max(axis=1), high.max(axis=1)])
+    slack = 1e-5 * np.abs(ends).max(axis=0)
+    first = (low >= (ends[0] - slack)[:, None]).argmax(axis=1)
+    winner = np.eye(low.shape[1])[first]
     others = np.where(winner > 0, -np.inf, high).max(axis=1)
-    return winner, low.max(axis=1) >= others, high.max(axis=1)
+    return winner, (low * winner).sum(axis=1) >= others, ends[1]
 
 
 def upper(operations, lines, rows, ball):

@@ -736,6 +736,33 @@ def test_gradient_of_the_bound_is_exact(name, kind, rng):
     assert_allclose(gradient, quotients, atol=1e-5)
     assert np.abs(gradient).max() > 0.1
 
+    # The same by the weights, along some directions. They are float32, so
+    # that a step is what the variables really moved by.
+    variables = base.trainable_variables
+    with tf.GradientTape() as tape:
+        total = tf.reduce_sum(value(x))
+    gradients = [part.numpy() for part in tape.gradient(total, variables)]
+    start = base.get_weights()
+    for _ in range(4):
+        move = [rng.normal(size=w.shape).astype("float32") for w in start]
+        ends, totals = [], []
+        for side in (-1, 1):
+            ends.append(
+                [
+                    w + np.float32(side * 2**-12) * m
+                    for w, m in zip(start, move, strict=True)
+                ]
+            )
+            base.set_weights(ends[-1])
+            totals.append(float(tf.reduce_sum(value(x))))
+        expected = sum(
+            np.sum(g * (up.astype("float64") - down))
+            for g, down, up in zip(gradients, *ends, strict=True)
+        )
+        change = totals[1] - totals[0]
+        assert abs(change) > 1e-5
+        assert_allclose(expected, change, rtol=1e-3, atol=1e-7)
+
 
 @pytest.mark.eager
 def test_an_activation_of_ones_own(rng, monkeypatch):

@@ -35,7 +35,7 @@ _ROUNDS = flags.DEFINE_integer(
 _GROUPS = flags.DEFINE_list(
     "groups",
     ["mnist", "classes", "uci", "cnn", "memory", "screening", "certify"]
-    + ["small_cnn", "linear", "export"],
+    + ["small_cnn", "linear", "certify_memory", "export"],
     "Which groups of cases to run.",
 )
 _MODEL = flags.DEFINE_string(
@@ -265,11 +265,7 @@ def run_memory():
     """Peak memory of each case in a process of its own."""
     peaks = {}
     for name in _MEMORY_CASES:
-        command = [sys.executable, __file__, f"--memory_case={name}"]
-        output = subprocess.run(
-            command, check=True, capture_output=True, text=True
-        ).stdout
-        peaks[name] = float(output.strip().splitlines()[-1])
+        (peaks[name],) = in_process(name)
     rows, cells = {}, []
     for name, peak in peaks.items():
         inputs = name.split(", ")[-1]
@@ -282,6 +278,103 @@ def run_memory():
         cells,
     )
     return rows
+
+
+# Memory of certificates ------------------------------------------------------
+
+
+def certify_wide(method, megabytes):
+    """Certifies the paper's CNN, whose layers have 25088 and 12544 neurons."""
+    model = models.cnn((28, 28, 1), 10)
+    x, y = batch_of(4, (28, 28, 1), 10)
+    settings = {"norm": "inf", "rho": 0.005, "memory_budget": megabytes * 2**20}
+
+    def run():
+        found = keras_rub.certify(
+            model, x, y, method=method, verbose=0, **settings
+        )
+        assert not found.interval_layers
+
+    return model, x, run
+
+
+def certify_application(name):
+    """Certifies one image for a network of `keras.applications`."""
+    model = getattr(keras.applications, name)(
+        weights=None,
+        input_shape=(32, 32, 3),
+        classes=10,
+        classifier_activation=None,
+    )
+    x, _ = batch_of(1, (32, 32, 3), 10)
+    # Four pixels: the time grows with them, the memory does not.
+    mask = np.zeros((32, 32, 3), bool)
+    mask[10:12, 10:12] = True
+    settings = {"rho": 1e-4, "method": "rub", "mask": mask, "verbose": 0}
+    return model, x, lambda: keras_rub.certify(model, x, **settings)
+
+
+_CERTIFY_MEMORY = {
+    **{
+        f"{method}, budget {megabytes} MiB": functools.partial(
+            certify_wide, method, megabytes
+        )
+        for method, megabytes in (
+            ("ibp", 64),
+            ("crown", 16),
+            ("crown", 64),
+            ("crown", 256),
+            ("coap", 64),
+        )
+    },
+    **{
+        f"rub, {name}, budget 64 MiB": functools.partial(
+            certify_application, name
+        )
+        for name in ("MobileNetV2", "ResNet50V2", "VGG16")
+    },
+}
+
+
+def print_certify_memory(name):
+    """Prints what a certificate adds to this process's peak, in MB."""
+    model, x, run = _CERTIFY_MEMORY[name]()
+    model.predict(x, verbose=0)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    start = time.perf_counter()
+    run()
+    seconds = time.perf_counter() - start
+    after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    print(before / 1024, (after - before) / 1024, seconds)
+
+
+def run_certify_memory():
+    """Peak memory of certificates, each in a process of its own."""
+    rows, cells = {}, []
+    for name in _CERTIFY_MEMORY:
+        before, extra, seconds = in_process(name)
+        rows[name] = {
+            "predict_mb": round(before),
+            "extra_mb": round(extra),
+            "seconds_with_tracing": round(seconds, 1),
+        }
+        cells.append([name, f"{before:.0f}", f"{extra:.0f}", f"{seconds:.0f}"])
+    show(
+        "Peak memory of a certificate: the paper's CNN (batch 4, Linf), "
+        "applications (1 image, L1)",
+        ["case", "MB of predicting", "MB more", "s, with tracing"],
+        cells,
+    )
+    return rows
+
+
+def in_process(name):
+    """The numbers that a case of memory prints in a process of its own."""
+    command = [sys.executable, __file__, f"--memory_case={name}"]
+    output = subprocess.run(
+        command, check=True, capture_output=True, text=True
+    ).stdout
+    return [float(word) for word in output.strip().splitlines()[-1].split()]
 
 
 # Screening -------------------------------------------------------------------
@@ -626,6 +719,7 @@ def run_small_cnn(rounds):
 
 RUNS = {
     "memory": lambda rounds: run_memory(),
+    "certify_memory": lambda rounds: run_certify_memory(),
     "mnist": run_mnist,
     "classes": run_classes,
     "uci": run_uci,
@@ -641,7 +735,9 @@ RUNS = {
 def main(argv):
     del argv
     if _MEMORY_CASE.value:
-        print_peak_memory(_MEMORY_CASE.value)
+        name = _MEMORY_CASE.value
+        certifies = name in _CERTIFY_MEMORY
+        (print_certify_memory if certifies else print_peak_memory)(name)
         return
     keras.utils.set_random_seed(0)
     unknown = set(_GROUPS.value) - set(RUNS)

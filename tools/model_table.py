@@ -3,10 +3,12 @@
     python tools/model_table.py
 
 Writes docs/models.json and the page docs/models.md. Each cell is tried with a
-model of its own, and is either `works` or the exact error.
+model of its own, and is either `works` or the exact error. A run that was
+interrupted goes on where it stopped, unless the code has changed meanwhile: a
+table is about one state of it.
 """
 
-import json
+import hashlib
 import pathlib
 import re
 import tempfile
@@ -21,11 +23,9 @@ from keras import layers, ops
 
 import keras_rub
 from keras_rub.classifier import input_structure
+from keras_rub.files import read_json, write_atomically, write_json
 
 _OUT = flags.DEFINE_string("out", "docs", "Where the table goes.")
-_MODEL = flags.DEFINE_multi_string(
-    "model", [], "Only this, and what the table does not have yet."
-)
 
 WORKS = "works"
 RHO = 0.01
@@ -362,21 +362,33 @@ def page(table: dict[str, dict[str, str]]) -> str:
     )
 
 
+def fingerprint() -> str:
+    """What stands for the code: of the package, and of this file."""
+    package = pathlib.Path(keras_rub.__file__).parent
+    found = hashlib.sha256()
+    for path in [*sorted(package.rglob("*.py")), pathlib.Path(__file__)]:
+        found.update(path.read_bytes())
+    return found.hexdigest()
+
+
 def main(_):
     folder = pathlib.Path(_OUT.value)
+    partial, code = folder / "models.partial.json", fingerprint()
     found = {}
-    if _MODEL.value:
-        found = json.loads((folder / "models.json").read_text())
+    if partial.exists():
+        state = read_json(partial)
+        found = state["table"] if state["code"] == code else {}
     for name in CASES:
-        if name in found and name not in _MODEL.value:
+        if name in found:
             continue
         found[name] = {column: try_cell(name, column) for column in COLUMNS}
         print(
             name, [text == WORKS for text in found[name].values()], flush=True
         )
-        found = {name: found[name] for name in CASES if name in found}
-        (folder / "models.json").write_text(json.dumps(found, indent=1) + "\n")
-    (folder / "models.md").write_text(page(found))
+        write_json(partial, {"code": code, "table": found})
+    write_json(folder / "models.json", found, indent=1)
+    write_atomically(folder / "models.md", page(found))
+    partial.unlink(missing_ok=True)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from keras_rub.bounds import intervals, maxima
+from keras_rub.bounds import intervals, local, maxima
 from keras_rub.bounds.competitors import Competitors
 from keras_rub.bounds.intervals import Ball, size_of
 from keras_rub.bounds.lines import Interval, Lines
@@ -43,6 +43,10 @@ _CHUNK = 2**22
 # Up to so many entries, all are substituted; of wider values only those that
 # matter.
 _NARROW = 512
+
+# Entries of a maximum whose lower ends differ by less, relative to its range,
+# are equally good.
+_TIED = 1e-5
 
 
 class _Walk(NamedTuple):
@@ -163,7 +167,9 @@ class LinearRelaxation:
             seeds = tf.gather(rows, samples)
             return (some._substitute(self.program.output, seeds),)
 
-        return self._over_samples(bound, [[rows.shape[1]]], rows.shape[1])[0]
+        count = rows.shape[1]
+        size = count * self._row_bytes()
+        return self._over_samples(bound, [[count]], size)[0]
 
     # Ranges of the values ----------------------------------------------------
 
@@ -213,9 +219,15 @@ class LinearRelaxation:
             self.widest is not None and width > self.widest
         ):
             return interval
+        if not self.training and self._is_moved_activation(index):
+            return interval
         fits = self._fits(width)
         if not fits and not self.chunked:
             return interval
+        if self.chunked:
+            windows = local.Windows.of(self.program, index, self.shapes)
+            if windows is not None and self._fits_alone(windows):
+                return _cut(self._tighten_windows(windows), interval)
         if self.chunked and piecewise and (width > _NARROW or not fits):
             low, high = (tf.reshape(end, [-1, width]) for end in interval)
             open_ = tf.where((low < 0) & (high > 0))
@@ -230,13 +242,50 @@ class LinearRelaxation:
             del samples
             return some._both_sides(index, rows)
 
-        ends = self._over_samples(bound, [[width], [width]], width)
+        size = width * self._row_bytes()
+        ends = self._over_samples(bound, [[width], [width]], size)
         found = Interval(
             *(tf.reshape(end, tf.shape(interval.low)) for end in ends)
         )
         if not self.training:
             return _cut(found, interval)
         return self._differentiate(index, found) if piecewise else found
+
+    def _is_moved_activation(self, index: int) -> bool:
+        """Whether each entry is that of an activation, at most scaled.
+
+        The range of the activation is then as good as any line over the
+        same input.
+        """
+        makers = {op.output: op for op in self.program.operations}
+        operation = makers.get(index)
+        while isinstance(operation, Affine) and operation.monomial:
+            if len(operation.inputs) != 1:
+                return False
+            operation = makers.get(operation.inputs[0])
+        return isinstance(operation, (Convex, Bounded))
+
+    def _channel_bytes(self, windows: local.Windows) -> int:
+        """What the rows of one channel of one sample take."""
+        return windows.positions * windows.row_size * self.x.dtype.size
+
+    def _fits_alone(self, windows: local.Windows) -> bool:
+        needed = _COPIES * self._channel_bytes(windows)
+        return self.memory_budget is None or needed <= self.memory_budget
+
+    def _tighten_windows(self, windows: local.Windows) -> Interval:
+        """Substitutes for all entries of a value, on windows."""
+        channel = self._channel_bytes(windows)
+        together = min(self._together(channel), windows.channels)
+        shape = [*windows.grid, windows.channels]
+
+        def bound(some, samples):
+            del samples
+            return windows.range(some.ball, some.lines, together)
+
+        return Interval(
+            *self._over_samples(bound, [shape, shape], together * channel)
+        )
 
     def _row_bytes(self) -> int:
         """About what one row of one sample takes on its way."""
@@ -249,18 +298,18 @@ class LinearRelaxation:
             return True
         return rows * self._row_bytes() <= self.memory_budget
 
-    def _together(self, rows: int) -> int:
-        """How often so many rows fit into the budget, at least once."""
+    def _together(self, size: int) -> int:
+        """How often so many bytes fit into the budget, at least once."""
         limit = _CHUNK
         if self.memory_budget is not None:
             limit = min(limit, self.memory_budget // _COPIES)
-        return max(1, limit // (rows * self._row_bytes()))
+        return max(1, limit // size)
 
     def _over_samples(
         self,
         function: Callable[[LinearRelaxation, tf.Tensor], tuple],
         shapes: list[list[int]],
-        rows: int,
+        size: int,
     ) -> list[tf.Tensor]:
         """`function` of as many samples at a time as fit into the budget.
 
@@ -268,7 +317,7 @@ class LinearRelaxation:
             function: of a relaxation of some samples and their numbers [n],
                 to a tuple of tensors [n, ...].
             shapes: the shapes of these tensors, without the batch.
-            rows: int. How many rows a sample it substitutes.
+            size: int. How many bytes a sample its rows take.
 
         Returns:
             The tensors [batch, ...] of all samples.
@@ -276,7 +325,7 @@ class LinearRelaxation:
         batch = tf.shape(self.x)[0]
         if not self.chunked:
             return list(function(self, tf.range(batch)))
-        together = self._together(rows)
+        together = self._together(size)
 
         def step(first, parts):
             last = tf.minimum(first + together, batch)
@@ -318,7 +367,7 @@ class LinearRelaxation:
         """
         interval = self.intervals[index]
         width, shape = size_of(interval.low), interval.low.shape[1:]
-        together = self._together(1)
+        together = self._together(self._row_bytes())
         batch = tf.shape(self.x, out_type=tf.int64)[0]
         counts = tf.math.bincount(
             pairs[:, 0], minlength=batch, maxlength=batch, dtype=tf.int64
@@ -572,13 +621,18 @@ def max_lines(operation: Max, interval: Interval) -> Lines:
     """
     axes = operation.axes
     low, high = interval
-    winner = maxima.first_largest(low, axes)
-    lowest = maxima.largest(low, axes)
+    lowest, highest = (maxima.largest(end, axes) for end in interval)
+    # Every entry is a lower line. Large balls make many of them equally good
+    # (windows that see the same weights): the first, so that rounding, which
+    # depends on the size of a batch, doesn't choose.
+    tied = lowest - _TIED * tf.maximum(tf.abs(lowest), tf.abs(highest))
+    winner = maxima.first_largest(
+        tf.cast(low >= maxima.spread(tied, low, axes), low.dtype), axes
+    )
     others = maxima.largest(
         tf.where(winner > 0, tf.cast(high.dtype.min, high.dtype), high), axes
     )
-    decided = lowest >= others
-    highest = maxima.largest(high, axes)
+    decided = maxima.total(low * winner, axes) >= others
     decided_row = tf.cast(maxima.spread(decided, low, axes), low.dtype)
     return Lines(
         winner * decided_row,

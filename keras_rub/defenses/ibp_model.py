@@ -194,16 +194,21 @@ class IBPModel(MarginModel):
         return _Found(points, training)
 
     def robust_outputs(self, x, labels, rho, found):
+        return self._outputs(x, labels, rho, self._problem.intervals(x, rho))
+
+    def _outputs(self, x, labels, rho, intervals):
+        """Margins [batch, K]; those of intervals take the given ones."""
+        competitors = self._problem.competitors(labels)
         if self.bound == "ibp":
-            margins = self._problem.interval_margins(x, labels, rho)
+            margins = intervals.margins(competitors)
         else:
             margins = self._problem.linear_margins(
                 x, labels, rho, "crown", ranges="interval", training=True
             )
-        return self._problem.competitors(labels).to_classes(margins)
+        return competitors.to_classes(margins)
 
     def robust_loss(self, loss, step):
-        attacked = margins = None
+        attacked = margins = penalty = None
         points, training = step.found
         if points is not None:
             single = self.single_input
@@ -211,10 +216,13 @@ class IBPModel(MarginModel):
                 single.with_moved(single.moved(points), step.features)
             )
         if self.bound_weight > 0.0:
-            margins = self.robust_outputs(
-                step.features, step.labels, step.rho, step.found
+            # Bound and penalty share the ranges, and one pass backward.
+            intervals = self._problem.intervals(step.features, step.rho)
+            margins = self._outputs(
+                step.features, step.labels, step.rho, intervals
             )
-        penalty = self._penalty(step) if training else None
+            if training:
+                penalty = self._penalty(step, intervals)
 
         def total():
             if attacked is None:
@@ -228,16 +236,15 @@ class IBPModel(MarginModel):
 
         return total
 
-    def _penalty(self, step) -> tf.Tensor | None:
+    def _penalty(self, step, intervals) -> tf.Tensor | None:
         """What the warm-up adds to the loss."""
-        # A radius that is a plain number may be raised by a callback.
-        if not self.warmup or not self._target or not self.bound_weight:
+        if not self.warmup or not self._target:
             return None
-        bound = self._problem.intervals(step.features, step.rho)
+        # A radius that is a plain number may be raised by a callback.
         ahead = tf.nn.relu(1.0 - step.rho / self._target)
         replicas = tf.distribute.get_strategy().num_replicas_in_sync
         weight = self.bound_weight * self.warmup * ahead / replicas
-        return weight * explosion_and_imbalance(bound)
+        return weight * explosion_and_imbalance(intervals)
 
     def get_config(self):
         return {
