@@ -42,6 +42,10 @@ ARCHITECTURES = {
     "small_cnn": models.small_cnn,
 }
 
+# How a network ends: as logits or probabilities of all classes, or as one
+# probability, where there are two.
+HEADS = ("logits", "softmax", "sigmoid")
+
 # Defences whose bound or attack can respect the valid range.
 _WITH_RANGE = ("fgsm", "pgd", "rub", "coap", "ibp")
 
@@ -68,6 +72,7 @@ class Recipe:
         bound: with ibp, `"ibp"` or `"crown-ibp"`.
         bound_weight: with ibp, the weight of the bound against the attack.
         architecture: one of `ARCHITECTURES`.
+        head: one of `HEADS`; sigmoid is one output, for two classes.
         learning_rate: of Adam, at the start of a cosine decay.
         weight_decay: decoupled weight decay of Adam.
         batch_size: samples a step.
@@ -87,6 +92,7 @@ class Recipe:
     bound: str = "ibp"
     bound_weight: float = 1.0
     architecture: str = "mlp"
+    head: str = "logits"
     learning_rate: float = 1e-3
     weight_decay: float = 0.0
     batch_size: int = 128
@@ -96,6 +102,7 @@ class Recipe:
     def __post_init__(self):
         _choose("defense", self.defense, DEFENSES)
         _choose("architecture", self.architecture, ARCHITECTURES)
+        _choose("head", self.head, HEADS)
         canonical_norm(self.norm)
         check_rho(self.rho)
         count_or_all("competitors", self.competitors)
@@ -156,9 +163,7 @@ class Recipe:
     def build(self, data: Dataset) -> keras.Model:
         """The network in its defence, compiled and untrained."""
         keras.utils.set_random_seed(self.seed)
-        make = ARCHITECTURES[self.architecture]
-        base = make(data.input_shape, data.num_classes)
-        model = self._wrap(base, data)
+        model = self._wrap(self._network(data), data)
         total = self.epochs * self.steps_per_epoch
         model.compile(
             optimizer=keras.optimizers.Adam(
@@ -168,10 +173,30 @@ class Recipe:
                 weight_decay=self.weight_decay or None,
                 global_clipnorm=5.0,
             ),
-            loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+            loss=(
+                keras.losses.BinaryCrossentropy()
+                if self.head == "sigmoid"
+                else keras.losses.SparseCategoricalCrossentropy(
+                    from_logits=self.head == "logits"
+                )
+            ),
             metrics=["accuracy"],
         )
         return model
+
+    def _network(self, data):
+        make = ARCHITECTURES[self.architecture]
+        if self.head == "logits":
+            return make(data.input_shape, data.num_classes)
+        one = self.head == "sigmoid"
+        if one and data.num_classes != 2:
+            raise ValueError(
+                f"One output is for two classes; {data.name} has "
+                f"{data.num_classes}. Received: `head={self.head!r}`"
+            )
+        base = make(data.input_shape, 1 if one else data.num_classes)
+        base.add(keras.layers.Activation(self.head))
+        return base
 
     def fit(
         self,

@@ -44,6 +44,7 @@ FLOORS = [
         "bounds.linearised",
         "bounds.kinks",
         "bounds.intervals",
+        "bounds.local",
         "bounds.linear",
         "bounds.first_order",
         "bounds.rounding",

@@ -373,6 +373,7 @@ CASES = {
             ]
         ),
     ),
+    "random crop": (IMAGE, lambda: layers.RandomCrop(*IMAGE[:2])),
     "spatial dropout1d": (SERIES, lambda: layers.SpatialDropout1D(0.5)),
     "spatial dropout2d": (IMAGE, lambda: layers.SpatialDropout2D(0.5)),
     "spatial dropout3d": (VOLUME, lambda: layers.SpatialDropout3D(0.5)),

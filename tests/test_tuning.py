@@ -57,6 +57,7 @@ def sweep_of(folder, **kwargs):
     [
         ({"defense": "rap"}, "`defense` must be one of"),
         ({"architecture": "vit"}, "`architecture` must be one of"),
+        ({"head": "tanh"}, "`head` must be one of"),
         ({"defense": "rub", "norm": 2}, "for norm 1 only"),
         ({"defense": "arub", "input_range": True}, "can't respect"),
         ({"rho": -1.0}, "`rho` must be"),
@@ -280,6 +281,26 @@ def test_sweep(tmp_path, capsys, small_network):
 
 
 @pytest.mark.eager
+@pytest.mark.medium
+def test_one_output(tmp_path, small_network):
+    """Two classes by one sigmoid: trained, scored, certified, exported."""
+    settings = {"dataset": "breast_cancer", "radii": {"inf": [0.05]}}
+    space = SearchSpace(
+        defense=("ibp-inf",), rho=(0.02,), learning_rate=(0.01,),
+        batch_size=(64,), head=("sigmoid",),
+    )  # fmt: skip
+    sweep = sweep_of(tmp_path, space=space, **settings)
+    sweep.search(max_trials=1)
+    (trial,) = sweep.results.trials().values()
+    assert trial["status"] == "done" and trial["head"] == "sigmoid"
+    clean = [r for r in sweep.results.read() if r["criterion"] == "clean"]
+    assert all(float(row["accuracy"]) > 0.7 for row in clean) and clean
+    model = keras.models.load_model(sweep.export_best()["certified-Linf-0.05"])
+    assert model.base.output_shape == (None, 1)
+    with pytest.raises(ValueError, match="Received: `head='sigmoid'`"):
+        training.Recipe(head="sigmoid").build(keras_rub.datasets.load("iris"))
+
+
 @pytest.mark.medium
 def test_failed_trials_are_recorded(
     tmp_path, monkeypatch, capsys, small_network

@@ -293,7 +293,7 @@ def certify_wide(method, megabytes):
         found = keras_rub.certify(
             model, x, y, method=method, verbose=0, **settings
         )
-        assert not found.interval_layers
+        assert method == "ibp" or not found.interval_layers
 
     return model, x, run
 

@@ -276,7 +276,11 @@ class LinearRelaxation:
     def _tighten_windows(self, windows: local.Windows) -> Interval:
         """Substitutes for all entries of a value, on windows."""
         channel = self._channel_bytes(windows)
-        together = min(self._together(channel), windows.channels)
+        together = windows.channels
+        if self.memory_budget is not None:
+            # Each group of channels makes the graph longer, so few of them.
+            fitting = self.memory_budget // (_COPIES * channel)
+            together = min(together, fitting)
         shape = [*windows.grid, windows.channels]
 
         def bound(some, samples):

@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 
+import keras
 import numpy as np
 import tensorflow as tf
 
@@ -78,13 +79,15 @@ class Windows:
         for operation in reversed(path):
             (source,) = operation.inputs
             axes = self.axes[operation.output]
-            layer = getattr(operation, "convolution", None)
+            layer = None
+            if isinstance(operation, Affine):
+                layer = operation.convolution
             if layer is not None:
                 axes = [
                     axis.before(
                         layer.kernel_size[i],
                         layer.strides[i],
-                        self._padding(operation, i),
+                        self._padding(layer, operation, i),
                         self.shapes[source][i],
                     )
                     for i, axis in enumerate(axes)
@@ -155,15 +158,15 @@ class Windows:
         total = tf.zeros([1, 1, 1], rows.dtype)
         for operation in reversed(self.path):
             (source,) = operation.inputs
-            if operation.output in lines:
+            if isinstance(operation, Affine):
+                rows, height = self._through_affine(operation, rows)
+                if source:
+                    rows *= self._inside(source, rows.dtype)
+            else:
                 rows, height = self._through_lines(
                     operation, rows, lines[operation.output]
                 )
-            else:
-                rows, height = self._through_affine(operation, rows)
             total += height
-            if source and isinstance(operation, Affine):
-                rows *= self._inside(source, rows.dtype)
         total += _inner(rows, self._cut(0, ball.x))
         return total + self._farthest(rows, ball)
 
@@ -249,16 +252,15 @@ class Windows:
         size = np.prod([axis.size for axis in self.axes[index]], dtype=int)
         return int(size) * self.shapes[index][-1]
 
-    def _padding(self, operation: Affine, axis: int) -> int:
-        layer = operation.convolution
-        assert layer is not None
+    def _padding(
+        self, layer: keras.layers.Layer, operation: Operation, axis: int
+    ) -> int:
         if layer.padding == "valid":
             return 0
         length = self.shapes[operation.inputs[0]][axis]
-        reached = (self.shapes[operation.output][axis] - 1) * layer.strides[
-            axis
-        ]
-        return max(reached + layer.kernel_size[axis] - length, 0) // 2
+        steps = self.shapes[operation.output][axis] - 1
+        reached = steps * layer.strides[axis] + layer.kernel_size[axis]
+        return max(reached - length, 0) // 2
 
     def _pays(self) -> bool:
         inner = [index for index in self.axes if index != self.target]

@@ -263,7 +263,6 @@ _IDENTITY_AT_INFERENCE = (
     layers.CutMix,
     layers.MixUp,
     layers.RandAugment,
-    # All but RandomCrop, which changes the size.
     layers.RandomBrightness,
     layers.RandomColorDegeneration,
     layers.RandomColorJitter,
@@ -289,6 +288,15 @@ _IDENTITY_AT_INFERENCE = (
 @register_rule(*_IDENTITY_AT_INFERENCE)
 def _identity(layer, x):
     return x
+
+
+@register_rule(layers.RandomCrop)
+def _random_crop(layer, x):
+    # At inference the image itself, cut or resized: no weight is negative.
+    def cropped(t):
+        return layer(t, training=False)
+
+    return x.affine(cropped, cropped)
 
 
 # Activations as layers -----------------------------------------------------

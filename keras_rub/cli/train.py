@@ -101,6 +101,13 @@ _ARCHITECTURE = flags.DEFINE_enum(
     "small one with strides.",
     flag_values=FLAGS,
 )
+_HEAD = flags.DEFINE_enum(
+    "head",
+    "logits",
+    list(training.HEADS),
+    "How the network ends; sigmoid is one output, for two classes.",
+    flag_values=FLAGS,
+)
 _LEARNING_RATE = flags.DEFINE_float(
     "learning_rate",
     1e-3,
@@ -150,6 +157,7 @@ def run() -> None:
         bound=_BOUND.value,
         bound_weight=_BOUND_WEIGHT.value,
         architecture=_ARCHITECTURE.value,
+        head=_HEAD.value,
         learning_rate=_LEARNING_RATE.value,
         weight_decay=_WEIGHT_DECAY.value,
         batch_size=_BATCH_SIZE.value,

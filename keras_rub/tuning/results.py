@@ -14,13 +14,13 @@ from keras_rub import tables
 
 COLUMNS = (
     "trial", "worker", "status", "reason", "seconds", "defense", "rho",
-    "learning_rate", "batch_size", "normalization", "architecture", "steps",
-    "split", "criterion", "norm", "radius", "accuracy",
+    "learning_rate", "batch_size", "normalization", "architecture", "head",
+    "steps", "split", "criterion", "norm", "radius", "accuracy",
 )  # fmt: skip
 
 _SETTINGS = (
     "defense", "rho", "learning_rate", "batch_size", "normalization",
-    "architecture",
+    "architecture", "head",
 )  # fmt: skip
 
 

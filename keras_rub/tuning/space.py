@@ -14,7 +14,7 @@ import yaml
 
 from keras_rub.datasets import NORMALIZATIONS
 from keras_rub.perturbations import canonical_norm, paper_radius
-from keras_rub.training import ARCHITECTURES, DEFENSES
+from keras_rub.training import ARCHITECTURES, DEFENSES, HEADS
 
 # The radii and learning rates that the paper tries.
 PAPER_RHO = (1e-5, 1e-4, 1e-3, 0.01, 0.1, 0.3, 0.5, 1.0, 3.0, 5.0, 10.0)
@@ -35,6 +35,7 @@ class SearchSpace:
         batch_size: batch sizes.
         normalization: see `keras_rub.datasets.load`.
         architecture: see `keras_rub.training.ARCHITECTURES`.
+        head: see `keras_rub.training.HEADS`.
     """
 
     defense: tuple[str, ...] = (
@@ -47,6 +48,7 @@ class SearchSpace:
     batch_size: tuple[int, ...] = (32, 256)
     normalization: tuple[str, ...] = ("default",)
     architecture: tuple[str, ...] = ("mlp",)
+    head: tuple[str, ...] = ("logits",)
 
     def __post_init__(self):
         for field in dataclasses.fields(self):
@@ -75,6 +77,7 @@ class SearchSpace:
         for name, known in (
             ("normalization", NORMALIZATIONS),
             ("architecture", tuple(ARCHITECTURES)),
+            ("head", HEADS),
         ):
             unknown = [v for v in getattr(self, name) if v not in known]
             if unknown:
@@ -133,6 +136,7 @@ class SearchSpace:
         hp.Choice("batch_size", [int(size) for size in self.batch_size])
         hp.Choice("normalization", list(self.normalization))
         hp.Choice("architecture", list(self.architecture))
+        hp.Choice("head", list(self.head))
         return hp
 
     def radius(self, number: float, norm: int | str, shape) -> float:

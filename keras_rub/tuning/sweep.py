@@ -169,6 +169,7 @@ class Sweep:
             norm=norm,
             rho=self.space.radius(values.get("rho", 0.0), norm, shape),
             architecture=values["architecture"],
+            head=values["head"],
             learning_rate=values["learning_rate"],
             batch_size=values["batch_size"],
             steps=steps,
@@ -386,5 +387,5 @@ class _Tuner(keras_tuner.Tuner):
 
 _KEPT = (
     "defense", "rho", "learning_rate", "batch_size", "normalization",
-    "architecture",
+    "architecture", "head",
 )  # fmt: skip
