@@ -18,6 +18,7 @@ from keras_rub.bounds import (
     register_activation,
     register_rule,
 )
+from keras_rub.categories import Category, Ordinal
 from keras_rub.defenses import (
     ARUBModel,
     BaselineModel,
@@ -38,6 +39,7 @@ __all__ = [
     "BaselineModel",
     "BoundedActivation",
     "COAPModel",
+    "Category",
     "Certificate",
     "CertificateTable",
     "ConvexActivation",
@@ -45,6 +47,7 @@ __all__ = [
     "FGSMModel",
     "IBPInitializer",
     "IBPModel",
+    "Ordinal",
     "PGDModel",
     "PerturbationSet",
     "RUBModel",

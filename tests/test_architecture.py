@@ -13,7 +13,15 @@ PACKAGE = ROOT / "keras_rub"
 # From the ground up. A module may import from its own floor and from those
 # below. The first entry that a module's name starts with counts.
 FLOORS = [
-    ["version", "perturbations", "files", "tables", "progress", "tracing"],
+    [
+        "version",
+        "categories",
+        "perturbations",
+        "files",
+        "tables",
+        "progress",
+        "tracing",
+    ],
     [
         "resuming",
         "checks",

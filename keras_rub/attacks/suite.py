@@ -65,6 +65,7 @@ def make(
     mask: Any = None,
     weights: Any = None,
     perturb: str | None = None,
+    categories: Any = None,
     **kwargs: Any,
 ) -> Attack:
     """An attack by its name.
@@ -81,6 +82,7 @@ def make(
         mask: as in `Attack`.
         weights: as in `Attack`.
         perturb: as in `Attack`.
+        categories: as in `Attack`.
         **kwargs: other arguments of the attack.
     """
     (name,) = names_of(name)
@@ -95,6 +97,7 @@ def make(
         mask=mask,
         weights=weights,
         perturb=perturb,
+        categories=categories,
     )
     key = (name, attacker.key, repr(sorted(kwargs.items())))
     # Kept with the model, past Keras's tracking, so that it lives as long.
@@ -119,6 +122,7 @@ class Suite:
         mask: as in `Attack`.
         weights: as in `Attack`.
         perturb: as in `Attack`.
+        categories: as in `Attack`.
         **kwargs: `batch_size` and `seed` of the attacks.
 
     Example:
@@ -139,6 +143,7 @@ class Suite:
         mask: Any = None,
         weights: Any = None,
         perturb: str | None = None,
+        categories: Any = None,
         **kwargs: Any,
     ):
         names = names_of(attacks)
@@ -151,6 +156,7 @@ class Suite:
             mask=mask,
             weights=weights,
             perturb=perturb,
+            categories=categories,
         )
         if attacks == "strong" and not can_respect(attacker):
             names = tuple(name for name in names if name not in PAPER)

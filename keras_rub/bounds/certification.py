@@ -28,6 +28,7 @@ class Settings(TypedDict, total=False):
     mask: Any
     weights: Any
     perturb: str | None
+    categories: Any
     decide_only: bool
     batch_size: int
     memory_budget: int
@@ -71,6 +72,7 @@ def certify(
     mask: Any = None,
     weights: Any = None,
     perturb: str | None = None,
+    categories: Any = None,
     decide_only: bool = False,
     batch_size: int = 64,
     memory_budget: int = 2**26,
@@ -116,8 +118,8 @@ def certify(
             Defaults to `None`: that of a robust model, as it was trained;
             for any other model the L1 ball.
         norm: 1, 2 or `"inf"`. Shorthand, as are `input_range`, `mask`,
-            `weights` and `perturb`: each takes the place of that part of the
-            attacker. Defaults to `None`.
+            `weights`, `perturb` and `categories`: each takes the place of
+            that part of the attacker. Defaults to `None`.
         method: see the table. Defaults to `"auto"`.
         input_range: pair `(low, high)`. The valid inputs, which an attack
             can't leave. Defaults to `None`.
@@ -128,6 +130,9 @@ def certify(
         perturb: string. Where the model takes several inputs, the name of the
             one that the attacker moves; the others are fixed for each sample.
             Defaults to `None`, the only one of floating point.
+        categories: list of `keras_rub.Category` and `keras_rub.Ordinal`.
+            One-hot and whole-numbered columns, and the price of a switch; see
+            `keras_rub.PerturbationSet`. Defaults to `None`.
         decide_only: bool. Stop working on a sample as soon as its
             certificate is decided. `certified` is the same and comes
             faster; a margin is then any upper bound, infinite where a
@@ -162,6 +167,7 @@ def certify(
         weights=weights,
         input_range=input_range,
         perturb=perturb,
+        categories=categories,
     )
     cascade = _cascade(
         model, attacker, method, dtype, memory_budget, widest, decide_only
@@ -205,6 +211,7 @@ def certified_radius(
     mask: Any = None,
     weights: Any = None,
     perturb: str | None = None,
+    categories: Any = None,
     batch_size: int = 64,
     memory_budget: int = 2**26,
     widest: int | None = None,
@@ -235,6 +242,7 @@ def certified_radius(
         mask: as in `keras_rub.certify`.
         weights: as in `keras_rub.certify`.
         perturb: as in `keras_rub.certify`.
+        categories: as in `keras_rub.certify`.
         batch_size: as in `keras_rub.certify`.
         memory_budget: as in `keras_rub.certify`.
         widest: as in `keras_rub.certify`.
@@ -252,6 +260,7 @@ def certified_radius(
         weights=weights,
         input_range=input_range,
         perturb=perturb,
+        categories=categories,
     )
     cascade = _cascade(model, attacker, method, dtype, memory_budget, widest)
     check_search(tolerance, max_radius)
@@ -371,10 +380,7 @@ def _batches(
                 f". Received: shape {some_x.shape}"
             )
         some_x = some_x.astype(bounds.dtype.as_numpy_dtype)
-        checks.require_finite(tf.constant(some_x))
-        checks.require_in_range(
-            tf.constant(some_x), bounds.perturbations.input_range
-        )
+        checks.require_valid(tf.constant(some_x), bounds.perturbations)
         if some_y is None:
             labels = bounds.logits(some_x).numpy().argmax(axis=-1)
         else:

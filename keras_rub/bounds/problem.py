@@ -64,6 +64,8 @@ class Problem:
         single = SingleInput.of(base, perturbations)
         program = lower(single.network, bound)
         single.perturbations.check_shape(program.input_shape)
+        if perturbations.categories:
+            raise NotImplementedError("Bounds can't switch categories yet.")
         return cls(program, single, memory_budget, widest)
 
     @property
