@@ -50,7 +50,13 @@ DOCS = [
     "mkdocstrings[python]>=1,<2",
 ]
 
+# Data frames in and out of `keras_rub.datasets`; dicts of columns need none.
+PANDAS = [
+    "pandas>=2.2,<4",
+]
+
 TEST = [
+    *PANDAS,
     *SERVING,
     *DOCS,
     "build>=1.2",
@@ -78,7 +84,12 @@ setuptools.setup(
         "console_scripts": ["keras-rub = keras_rub.cli.main:main"],
     },
     install_requires=REQUIRED,
-    extras_require={"serving": SERVING, "docs": DOCS, "test": TEST},
+    extras_require={
+        "pandas": PANDAS,
+        "serving": SERVING,
+        "docs": DOCS,
+        "test": TEST,
+    },
     classifiers=[
         "Development Status :: 3 - Alpha",
         "Intended Audience :: Developers",

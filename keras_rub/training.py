@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import csv
 import dataclasses
+import functools
 import math
 import os
 import pathlib
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -35,9 +37,9 @@ DEFENSES = {
     "ibp": defenses.IBPModel,
 }
 
-ARCHITECTURES = {
-    "mlp": lambda shape, classes: models.mlp(shape, classes),
-    "mlp1": lambda shape, classes: models.mlp(shape, classes, (200,)),
+ARCHITECTURES: dict[str, Callable[..., keras.Model]] = {
+    "mlp": models.mlp,
+    "mlp1": functools.partial(models.mlp, hidden=(200,)),
     "cnn": models.cnn,
     "small_cnn": models.small_cnn,
 }
@@ -157,7 +159,10 @@ class Recipe:
         """The network in its defence, compiled and untrained."""
         keras.utils.set_random_seed(self.seed)
         make = ARCHITECTURES[self.architecture]
-        base = make(data.input_shape, data.num_classes)
+        options = {}
+        if data.scales_inside:
+            options["preprocessing"] = data.preprocessing()
+        base = make(data.input_shape, data.num_classes, **options)
         model = self._wrap(base, data)
         total = self.epochs * self.steps_per_epoch
         model.compile(
@@ -214,7 +219,14 @@ class Recipe:
             options["bound"] = self.bound
             options["bound_weight"] = self.bound_weight
             options["attack_steps"] = self.attack_steps
-        if not isinstance(self.input_range, bool):
+        if data.schema is not None:
+            # What the columns say of the attacker holds, whatever the flags.
+            attacker = data.perturbations.with_norm(self.norm)
+            if not isinstance(self.input_range, bool):
+                attacker = attacker.replace(input_range=self.input_range)
+            options.pop("norm", None)
+            options["perturbations"] = attacker
+        elif not isinstance(self.input_range, bool):
             options["input_range"] = self.input_range
         elif self.input_range:
             if data.input_range is None:
@@ -254,7 +266,7 @@ def train_in_folder(
         ValueError: if the folder holds a run of other settings.
     """
     folder = pathlib.Path(folder)
-    claim(folder, settings_of(recipe, data), facts={"units": data.units})
+    claim(folder, settings_of(recipe, data), facts=facts_of(data))
     path = folder / "model.keras"
     if path.exists():
         return path
@@ -282,13 +294,25 @@ def train_in_folder(
 
 def settings_of(recipe: Recipe, data: Dataset) -> dict[str, Any]:
     """All that decides what a training leads to, ready for JSON."""
-    label = {} if data.label is None else {"label": data.label}
+    table = data.options.to_dict()
+    label = {"label": table.pop("label")} if "label" in table else {}
     return {
         "dataset": data.name,
         "normalization": data.normalization,
         **label,
+        **({"table": table} if table else {}),
         **recipe.to_dict(),
     }
+
+
+def facts_of(data: Dataset) -> dict[str, Any]:
+    """What readers of a trained network want to know of its data."""
+    facts: dict[str, Any] = {"units": data.units}
+    if data.class_names is not None:
+        facts["class_names"] = list(data.class_names)
+    if data.schema is not None:
+        facts["columns"] = data.schema.to_dict()
+    return facts
 
 
 def read_settings(path: str | os.PathLike) -> dict[str, Any]:
