@@ -28,7 +28,7 @@ from keras_rub.defenses import (
     PGDModel,
     RUBModel,
 )
-from keras_rub.evaluation import Evaluation, evaluate
+from keras_rub.evaluation import Change, Evaluation, Flips, evaluate, flips
 from keras_rub.initializers import IBPInitializer
 from keras_rub.perturbations import PerturbationSet, paper_radius
 from keras_rub.serving import export
@@ -42,9 +42,11 @@ __all__ = [
     "Category",
     "Certificate",
     "CertificateTable",
+    "Change",
     "ConvexActivation",
     "Evaluation",
     "FGSMModel",
+    "Flips",
     "IBPInitializer",
     "IBPModel",
     "Ordinal",
@@ -62,6 +64,7 @@ __all__ = [
     "datasets",
     "evaluate",
     "export",
+    "flips",
     "metrics",
     "models",
     "paper_radius",

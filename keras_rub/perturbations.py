@@ -430,6 +430,34 @@ class PerturbationSet:
             spent += np.where(start == end, 0.0, group.prices[start, end])
         return spent, whole
 
+    def price(self, x: Any, points: Any) -> np.ndarray:
+        """What moving `x` to `points` takes of the radius.
+
+        The norm of the weighted moves, and the prices of the switches. Whether
+        an attacker may go there is not looked at: see `contains`.
+
+        Args:
+            x: array [n, *features]. The clean inputs.
+            points: array [n, *features].
+
+        Returns:
+            Float64 array [n].
+        """
+        x, points = np.asarray(x, "float64"), np.asarray(points, "float64")
+        shape = x.shape[1:]
+        spent = np.zeros(len(x))
+        if self.categories:
+            spent, _ = self._spent(x, points, 0.0)
+        moved = np.ones(shape, bool).reshape(-1)
+        for group in self.categories:
+            moved[list(group.columns)] = False
+        d = (points - x) * moved.reshape(shape)
+        if self.weights is not None:
+            d = d * self.weights
+        order = {1: 1, 2: 2, "inf": np.inf}[self.norm]
+        flat = d.reshape(len(x), flat_size(shape))
+        return spent + np.linalg.norm(flat, order, axis=1)
+
     def paper_radius(self, number: float, shape: tuple[int, ...]) -> float:
         """The radius that a number of the paper's hyper-parameters means.
 

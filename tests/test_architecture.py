@@ -72,7 +72,7 @@ FLOORS = [
     ],
     ["attacks", "metrics", "callbacks"],
     ["defenses", "datasets"],
-    ["distribution", "training", "evaluation", "serving", "tuning"],
+    ["distribution", "training", "evaluation", "serving", "tuning", "sklearn"],
     ["reproduction"],
     ["cli"],
 ]

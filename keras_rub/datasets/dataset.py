@@ -245,8 +245,13 @@ class Dataset:
             For each row a dict from the column to a number, a word, or `None`
             for a missing number.
         """
-        x = np.asarray(x, "float64") * self._raw(self.raw_scale)
-        return self._table().decode(x + self._raw(self.raw_shift))
+        return self._table().decode(self.raw(x))
+
+    def raw(self, x: Any) -> np.ndarray:
+        """Inputs of a table [..., M] in raw units."""
+        if self.raw_scale is None or self.raw_shift is None:
+            raise ValueError(f"The raw units of {self.name!r} are not known.")
+        return np.asarray(x, "float64") * self.raw_scale + self.raw_shift
 
     def to_frame(self, part: str = "test") -> Any:
         """One part as a pandas DataFrame, in raw units, with the classes.
