@@ -224,10 +224,17 @@ def test_hull_is_below_no_point(model):
         x = rows(6, rng)
         labels = model(x).numpy().argmax(axis=-1).astype("int32")
         bounds = compiled_bounds(model, found)
+        double = compiled_bounds(model, found, dtype="float64")
         for name in ("rub", "crown", "ibp"):
             margins = bounds.margins(methods.find(name))
             for rho in (0.29, 0.31, 0.6, 1.3):
-                got = margins(x, labels, np.full(6, rho, "float32")).numpy()
+                radii = np.full(6, rho, "float32")
+                got = margins(x, labels, radii).numpy()
+                if name == "rub":
+                    data = x.astype("float64"), labels, radii.astype("float64")
+                    true = double.margins(methods.find(name))(*data).numpy()
+                    allowed = bounds.allowance(x, labels, radii).numpy()
+                    assert (np.abs(got - true) <= allowed).all()
                 for number in range(6):
                     points = reached(found, x[number], rho, 20, rng)
                     logits = model(points).numpy()
@@ -260,40 +267,30 @@ def test_one_hidden_layer_and_one_switch_is_tight():
     model = network(6, classes=2)
     kernel, bias = model.layers[-1].get_weights()
     kernel[:, 1] = kernel[:, 0] + np.abs(kernel[:, 1])  # z_1 - z_0 is convex
-    model.layers[-1].set_weights([kernel, bias - [0, 9.0]])
-    rng = np.random.default_rng(3)
-    x = rows(6, rng)
+    model.layers[-1].set_weights([kernel, bias])
+    x, y = rows(6, np.random.default_rng(3)), np.zeros(6, "int32")
     found = PerturbationSet(categories=[Category([2, 3, 4], 0.4)])
-    y = np.zeros(6, int)
     rho = 0.6  # one switch, and moves of 0.2
+    exact = np.array(
+        [np.diff(model(corners(found, row_, rho))).max() for row_ in x]
+    )
+    hull = compiled_bounds(model, found).margins(methods.find("rub"))
+    hull = hull(x, y, np.full(6, rho, "float32")).numpy()[:, 0]
+    assert (hull >= exact - 1e-5).all()
+    # The boundary goes between the two where the hull is loosest.
+    row_ = np.argmax(hull - exact)
+    shift = (hull + exact)[row_] / 2
+    model.layers[-1].set_weights([kernel, bias - [0, shift]])
     result = keras_rub.certify(
         model, x, y, rho=rho, perturbations=found, method="rub"
     )
-    plain = np.array(
-        [
-            (lambda z: (z[:, 1] - z[:, 0]).max())(
-                model(corners(found, row_, rho)).numpy()
-            )
-            for row_ in x
-        ]
-    )
     right = result.predicted == 0
-    assert right.any()
-    hull = compiled_bounds(model, found).margins(methods.find("rub"))
-    bound = hull(x, y.astype("int32"), np.full(6, rho, "float32")).numpy()[:, 0]
-    assert (bound >= plain - 1e-5).all()
-    # Where only one switch fits and nothing else moves, extrapolation is all
-    # that is lost; split rows lose nothing.
-    split = keras_rub.certify(
-        model, x, y, rho=rho, perturbations=found, method="rub"
-    )
-    open_ = ~(bound < 0) & right
+    assert (result.certified == (exact < shift))[right].all()
+    split = result.certified & (hull > shift)
+    assert split[row_]
     np.testing.assert_allclose(
-        split.margins[open_ & split.certified, 1],
-        plain[open_ & split.certified],
-        atol=1e-5,
+        result.margins[split, 1], exact[split] - shift, atol=1e-5
     )
-    assert (split.certified == (plain < 0))[right].all()
 
 
 def corners(found, row_, rho):
@@ -530,7 +527,7 @@ def test_rows_without_a_category(model):
         )
     for kind in (keras_rub.ARUBModel, keras_rub.PGDModel):
         with pytest.raises(ValueError, match="can't switch `categories`"):
-            kind(model, 0.1, perturbations=attacker())
+            kind(model, 0.1, perturbations=attacker(input_range=None))
     with pytest.raises(ValueError, match="for an attacker with `categories`"):
         keras_rub.attacks.make("switch", model, 1)
     with pytest.raises(ValueError, match="foolbox knows no"):

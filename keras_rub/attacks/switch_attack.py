@@ -34,7 +34,7 @@ class SwitchAttack(Attack):
         norm: as in `Attack`.
         perturbations: as in `Attack`; it must have categories.
         candidates: int. Rows a sample whose moves are searched in a round.
-            Defaults to `4`.
+            Defaults to `8`.
         loss: as in `Attack`. Defaults to `"margin_ratio"`.
         **kwargs: other arguments of `Attack`.
     """
@@ -44,7 +44,7 @@ class SwitchAttack(Attack):
         model: keras.Model,
         norm: int | str | None = None,
         *,
-        candidates: int = 4,
+        candidates: int = 8,
         loss: str = "margin_ratio",
         **kwargs: Any,
     ):

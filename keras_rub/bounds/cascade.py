@@ -323,15 +323,15 @@ class Cascade:
         names = np.full(len(batch.labels), "", dtype=object)
         margins = np.full_like(batch.margins, -np.inf)
         for first in range(0, len(owners), _TOGETHER):
-            some = np.arange(first, min(first + _TOGETHER, len(owners)))
-            some = some[~failed[owners[some]]]
-            if not len(some):
+            left = np.arange(first, min(first + _TOGETHER, len(owners)))
+            left = left[~failed[owners[left]]]
+            if not len(left):
                 continue
-            found = cascade.decided(rows[some], labels[some], radii[some])
-            np.maximum.at(margins, owners[some], found.margins)
+            found = cascade.decided(rows[left], labels[left], radii[left])
+            np.maximum.at(margins, owners[left], found.margins)
             proved = found.proved & found.correct
-            failed[owners[some][~proved]] = True
-            for owner, name in zip(owners[some], found.decided_by, strict=True):
+            failed[owners[left][~proved]] = True
+            for owner, name in zip(owners[left], found.decided_by, strict=True):
                 names[owner] = name
         done = np.setdiff1d(np.unique(owners), np.flatnonzero(failed))
         batch.margins[done] = np.minimum(batch.margins[done], margins[done])
@@ -417,12 +417,12 @@ class _Batch:
         by_margins = decision.is_proved(self.margins, self.allowance).numpy()
         return by_margins | self.accepted
 
-    def accept(self, row: int, name: str) -> None:
+    def accept(self, row: np.integer, name: str) -> None:
         """Notes that a sample is proved, and by what."""
         self.accepted[row] = True
         self.decided_by[row] = name
 
-    def reject(self, row: int, point: np.ndarray) -> None:
+    def reject(self, row: np.integer, point: np.ndarray) -> None:
         """Notes a counterexample."""
         self.broken[row] = True
         self.points[row] = point

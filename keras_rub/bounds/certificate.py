@@ -47,9 +47,7 @@ class Certificate:
     method: str
     decided_by: np.ndarray
     interval_layers: tuple[str, ...] = ()
-    broken: np.ndarray = dataclasses.field(
-        default_factory=lambda: np.zeros(0, bool)
-    )
+    broken: np.ndarray = dataclasses.field(kw_only=True)
     counterexamples: np.ndarray | None = None
 
     @property

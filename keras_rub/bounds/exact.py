@@ -322,10 +322,11 @@ class Encoding:
         bound = getattr(found, "mip_dual_bound", None)
         if found.status == 0 and bound is None:
             bound = found.fun  # a program without integers
-        known = bound is not None and np.isfinite(bound)
+        if bound is None or not np.isfinite(bound):
+            bound = -np.inf  # nothing is known
         return Solution(
             point,
-            float(bound) if known else -np.inf,
+            float(bound),
             found.status == 2,
             found.status not in (0, 2),
         )
