@@ -28,7 +28,8 @@ REQUIRED = [
     # writes through it; TensorFlow 2.21 no longer brings it.
     "tensorboard>=2.19",
     "foolbox>=3.3.4,<4",
-    # foolbox imports a scipy module that is announced to go away in 2.0.
+    # HiGHS, of the exact method; foolbox imports a module of scipy that is
+    # announced to go away in 2.0.
     "scipy>=1.13,<2",
     # Embedded data sets and stratified splits.
     "scikit-learn>=1.5,<2",

@@ -153,6 +153,7 @@ class Switches(NamedTuple):
     0 or 1 of a category, whole steps of an ordinal column.
     """
 
+    table: SwitchTable
     columns: tf.Tensor  # [S]
     origins: tf.Tensor  # [batch, S]
     sizes: tf.Tensor  # [S]
@@ -169,6 +170,40 @@ class Switches(NamedTuple):
         """What the most of each switch takes of the radius: [batch, S]."""
         finite = tf.where(self.most > 0, self.prices, 0.0)
         return self.most * finite
+
+    def longest(self, room: tuple[tf.Tensor, tf.Tensor]) -> tf.Tensor:
+        """What all switches together can take of any radius: [batch].
+
+        Args:
+            room: pair of tensors [batch, M], as in `SwitchTable.of`.
+        """
+        up, down = (tf.gather(part, self.columns, axis=1) for part in room)
+        times = tf.where(self.sizes > 0, up, down) / tf.abs(self.sizes)
+        times = tf.where(tf.constant(self.table.is_ordinal), times, 1.0)
+        possible = tf.math.is_finite(self.prices)
+        cost = tf.where(possible, self.prices * times, 0.0)
+        best = tf.reduce_max(self.table.by_group(cost, 0.0), axis=-1)
+        return tf.reduce_sum(best, axis=-1)
+
+    def caps(self, rho: tf.Tensor) -> tf.Tensor:
+        """The largest share [batch, S] of radii [batch] that each takes."""
+        return tf.math.divide_no_nan(self.cost, rho[:, None])
+
+    def differences(self, rows: tf.Tensor) -> tf.Tensor:
+        """What a radius of one in each switch adds to linear functions.
+
+        Args:
+            rows: tensor [batch or 1, R, M].
+
+        Returns:
+            Tensor [batch, R, S].
+        """
+        batch = tf.shape(self.origins)[0]
+        shape = tf.concat([[batch], tf.shape(rows)[1:]], axis=0)
+        padded = tf.pad(tf.broadcast_to(rows, shape), [[0, 0], [0, 0], [0, 1]])
+        gone = tf.gather(padded, self.origins, axis=2, batch_dims=1)
+        come = tf.gather(rows, self.columns, axis=2)
+        return (come - gone) * self.steps[:, None]
 
 
 class SwitchTable:
@@ -272,19 +307,7 @@ class SwitchTable:
         most = tf.where(
             tf.constant(self.is_ordinal), steps, tf.minimum(bought, 1.0)
         )
-        return Switches(columns, origins, sizes, prices, most)
-
-    def longest(self, switches: Switches, room: Any) -> tf.Tensor:
-        """What all switches together can take of any radius: [batch]."""
-        up, down = (tf.gather(p, switches.columns, axis=1) for p in room)
-        length = tf.where(switches.sizes > 0, up, down)
-        times = tf.where(
-            tf.constant(self.is_ordinal), length / tf.abs(switches.sizes), 1.0
-        )
-        finite = tf.math.is_finite(switches.prices)
-        cost = tf.where(finite, switches.prices, 0.0) * times
-        best = tf.reduce_max(self.by_group(cost, 0.0), axis=-1)
-        return tf.reduce_sum(best, axis=-1)
+        return Switches(self, columns, origins, sizes, prices, most)
 
     def by_group(self, values: tf.Tensor, fill: float) -> tf.Tensor:
         """Values [..., S] of the switches as [..., G, n], filled up."""
@@ -366,3 +389,116 @@ def _price(price: Any, count: int) -> Any:
             f"can't switch. Received: `price={price!r}`"
         )
     return tuple(tuple(row) for row in table.tolist())
+
+
+def switched_rows(
+    groups: Sequence[Category | Ordinal],
+    row: np.ndarray,
+    rho: float,
+    room: tuple[np.ndarray, np.ndarray],
+    most: int,
+) -> tuple[np.ndarray, np.ndarray] | None:
+    """All rows that switches alone reach, the row itself first.
+
+    Args:
+        groups: `Category` and `Ordinal` records.
+        row: float array [M].
+        rho: float. What the switches may cost together.
+        room: pair of arrays [M]. How far each column can move up, and down.
+        most: int. The largest number of rows that is wanted.
+
+    Returns:
+        Rows [n, M] and what each costs [n]; `None` if they are more.
+    """
+    found: list[tuple[dict[int, float], float]] = [({}, 0.0)]
+    for group in groups:
+        more = [
+            ({**values, **change}, spent + price)
+            for values, spent in found
+            for change, price in _changes(group, row, rho - spent, room)
+            if is_affordable(spent + price, rho)
+        ]
+        found += more
+        if len(found) > most:
+            return None
+    rows = np.repeat(row[None], len(found), axis=0)
+    for number, (values, _) in enumerate(found):
+        rows[number, list(values)] = list(values.values())
+    return rows, np.array([spent for _, spent in found])
+
+
+def _changes(group, row, rho, room):
+    """What can be done to a group, as values by column, and its price."""
+    rho *= 1.0 + _ROUNDING
+    if isinstance(group, Category):
+        start = int(row[list(group.columns)].argmax())
+        for end, price in enumerate(group.prices[start]):
+            if price <= rho:
+                yield (
+                    {
+                        group.columns[start]: 0.0,
+                        group.columns[end]: 1.0,
+                    },
+                    float(price),
+                )
+        return
+    column = group.column
+    for sign, limit in ((1.0, room[0][column]), (-1.0, room[1][column])):
+        steps = min(rho / group.price, limit / group.step * (1.0 + _ROUNDING))
+        for count in range(1, int(steps) + 1):
+            moved = float(row[column]) + sign * count * group.step
+            yield {column: moved}, count * group.price
+
+
+def single_switches(
+    groups: Sequence[Category | Ordinal],
+    row: np.ndarray,
+    rho: float,
+    room: tuple[np.ndarray, np.ndarray],
+    origin: np.ndarray | None = None,
+) -> list[tuple[np.ndarray, float, Category | Ordinal]]:
+    """Rows in which one group is switched, what it costs, and the group.
+
+    Args:
+        groups: `Category` and `Ordinal` records.
+        row: float array [M].
+        rho: float. What the switch may cost.
+        room: pair of arrays [M]. How far each column can move up, and down.
+        origin: float array [M], or `None`. The row whose categories count for
+            the prices. Defaults to `None`, `row`.
+    """
+    found = []
+    for group in groups:
+        start = row if origin is None else origin
+        for values, price in _changes(group, start, rho, room):
+            other = row.copy()
+            other[list(values)] = list(values.values())
+            found.append((other, price, group))
+    return found
+
+
+def random_switches(
+    groups: Sequence[Category | Ordinal],
+    row: np.ndarray,
+    rho: float,
+    room: tuple[np.ndarray, np.ndarray],
+    rng: np.random.Generator,
+) -> tuple[np.ndarray, float]:
+    """A row that random switches reach, and what they cost.
+
+    Args:
+        groups: `Category` and `Ordinal` records.
+        row: float array [M].
+        rho: float. What the switches may cost together.
+        room: pair of arrays [M]. How far each column can move up, and down.
+        rng: of the draws.
+    """
+    found, spent = row.copy(), 0.0
+    for number in rng.permutation(len(groups)):
+        options = single_switches(
+            [groups[number]], found, rho - spent, room, row
+        )
+        if options and rng.random() < 0.5:
+            found, price, _ = options[rng.integers(len(options))]
+            spent += price
+    return found, spent

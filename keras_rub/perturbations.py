@@ -252,7 +252,7 @@ class PerturbationSet:
 
         Args:
             x: tensor [batch, *features] whose groups are one-hot.
-            rho: tensor [batch].
+            rho: tensor [] or [batch].
         """
         table = self.switch_table(tuple(x.shape[1:]))
         if table is None:
@@ -260,6 +260,7 @@ class PerturbationSet:
         rooms = self.room(x)
         assert rooms is not None  # there are categories
         up, down = (tf.reshape(part, [-1, table.size]) for part in rooms)
+        rho = tf.broadcast_to(tf.cast(rho, x.dtype), tf.shape(x)[:1])
         return table.of(tf.reshape(x, [-1, table.size]), rho, (up, down))
 
     def reach(self, shape: tuple[int, ...]) -> np.ndarray:
@@ -279,6 +280,16 @@ class PerturbationSet:
         ).reshape(-1)
         for group in self.categories:
             found[list(group.columns)] = 0.0
+        return found
+
+    def magnitudes(self, shape: tuple[int, ...]) -> np.ndarray:
+        """The same with the largest moves of switches, for any row: [M]."""
+        found = self.reach(shape)
+        for group in self.categories:
+            if isinstance(group, Ordinal):
+                found[group.column] = group.step / group.price
+            else:
+                found[list(group.columns)] = 1.0 / group.prices.min()
         return found
 
     def vertices(self, shape: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
@@ -311,7 +322,9 @@ class PerturbationSet:
         """Largest `<gradient, d>` over the perturbations of radius one.
 
         Norm, mask and weights count; the valid range does not, which makes it
-        an upper bound where there is one.
+        an upper bound where there is one. Of categories the cheapest switch
+        between the two columns that differ most counts, for any row: an upper
+        bound too.
 
         Args:
             gradient: tensor [..., M], derivatives by the flat features.
@@ -322,12 +335,16 @@ class PerturbationSet:
             Tensor [...]. Its derivative is finite everywhere, also at a zero
             gradient.
         """
-        if self.mask is not None or self.weights is not None:
+        given = gradient
+        if self.mask is not None or self.weights is not None or self.categories:
             shape = (gradient.shape[-1],) if shape is None else shape
             gradient *= tf.constant(self.reach(shape), gradient.dtype)
         magnitude = tf.abs(gradient)
         if self.norm == 1:
-            return tf.reduce_max(magnitude, axis=-1)
+            largest = tf.reduce_max(magnitude, axis=-1)
+            for group in self.categories:
+                largest = tf.maximum(largest, _steepest_switch(given, group))
+            return largest
         if self.norm == "inf":
             # A product with ones is faster than a sum on CPU.
             ones = tf.ones([magnitude.shape[-1]], magnitude.dtype)
@@ -403,16 +420,18 @@ class PerturbationSet:
             fits &= points >= low - slack * (high - low)
             fits &= points <= high + slack * (high - low)
         order = {1: 1, 2: 2, "inf": np.inf}[self.norm]
-        size = np.linalg.norm(d.reshape(len(x), -1), order, axis=1)
+        flat = [len(x), flat_size(shape)]
+        size = np.linalg.norm(d.reshape(flat), order, axis=1)
         # No slack for switches, which are bought or not.
         left = np.where(is_affordable(spent, rho), rho - spent, -np.inf)
         near = size <= left + np.asarray(rho) * slack + 1e-9
-        return near & fits.reshape(len(x), -1).all(axis=1)
+        return near & fits.reshape(flat).all(axis=1)
 
     def _spent(self, x, points, slack):
         """What the switches from x to points cost, and which are whole."""
         count = len(x)
-        x, points = x.reshape(count, -1), points.reshape(count, -1)
+        flat = [count, flat_size(x.shape[1:])]
+        x, points = x.reshape(flat), points.reshape(flat)
         spent, whole = np.zeros(count), np.ones(count, bool)
         for group in self.categories:
             columns = list(group.columns)
@@ -584,6 +603,15 @@ def attacker_of(
     if not isinstance(own, PerturbationSet):
         own = PerturbationSet(default_norm)
     return own.replace(**named) if named else own
+
+
+def _steepest_switch(gradient: tf.Tensor, group: Category | Ordinal):
+    """What a radius of one in switches of a group adds at most."""
+    columns = tf.gather(gradient, group.columns, axis=-1)
+    if isinstance(group, Ordinal):
+        return tf.abs(columns[..., 0]) * (group.step / group.price)
+    range_ = tf.reduce_max(columns, axis=-1) - tf.reduce_min(columns, axis=-1)
+    return range_ / float(group.prices.min())
 
 
 def _boolean_array(mask: Any) -> np.ndarray:

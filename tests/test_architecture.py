@@ -42,6 +42,7 @@ FLOORS = [
     [
         "bounds.radii",
         "bounds.maxima",
+        "bounds.knapsack",
         "bounds.competitors",
         "bounds.majorant",
         "bounds.first_layer",
@@ -60,6 +61,7 @@ FLOORS = [
         "bounds.alpha",
         "bounds.slopes",
         "bounds.problem",
+        "bounds.exact",
     ],
     [
         "bounds.methods",

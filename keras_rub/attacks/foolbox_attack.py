@@ -62,8 +62,8 @@ class FoolboxAttack(Attack):
             )
         if not can_respect(self.attacker):
             raise ValueError(
-                "foolbox knows no `mask`, `weights` or `categories`, and one valid "
-                "range for all features: use PGD or AdaptivePGD (pgd, "
+                "foolbox knows no `mask`, `weights` or `categories`, and one "
+                "valid range for all features: use PGD or AdaptivePGD (pgd, "
                 f"apgd-ce). Received: `perturbations={self.attacker!r}`"
             )
         self.kind = kind

@@ -14,6 +14,7 @@ from keras_rub.attacks.adaptive_pgd import AdaptivePGD
 from keras_rub.attacks.attack import Attack, check_radii
 from keras_rub.attacks.foolbox_attack import FoolboxAttack, can_respect
 from keras_rub.attacks.pgd import PGD
+from keras_rub.attacks.switch_attack import SwitchAttack
 from keras_rub.classifier import base_of
 from keras_rub.perturbations import PerturbationSet, attacker_of
 
@@ -31,6 +32,7 @@ _MAKERS = {
     "apgd-targeted": lambda *args, **kw: AdaptivePGD(
         *args, loss="margin_ratio", classes=4, **kw
     ),
+    "switch": SwitchAttack,
 }
 
 NAMES = tuple(_MAKERS)
@@ -115,8 +117,9 @@ class Suite:
         norm: as in `Attack`.
         attacks: `"paper"`, `"strong"`, or a list of names. Foolbox's attacks
             are left out of `"strong"` where there is a mask or weights, or a
-            range for each feature, which they can't respect. Defaults to
-            `"strong"`.
+            range for each feature, which they can't respect. Where there are
+            categories, `"switch"` is the first of `"strong"`, and the others
+            leave their columns alone. Defaults to `"strong"`.
         perturbations: as in `Attack`.
         input_range: as in `Attack`.
         mask: as in `Attack`.
@@ -160,6 +163,8 @@ class Suite:
         )
         if attacks == "strong" and not can_respect(attacker):
             names = tuple(name for name in names if name not in PAPER)
+        if attacks == "strong" and attacker.categories:
+            names = ("switch", *names)
         self.attacks = {
             name: make(name, model, perturbations=attacker, **kwargs)
             for name in names

@@ -33,6 +33,7 @@ class Settings(TypedDict, total=False):
     batch_size: int
     memory_budget: int
     widest: int | None
+    time_limit: float
     dtype: str
     verbose: int | str
 
@@ -77,6 +78,7 @@ def certify(
     batch_size: int = 64,
     memory_budget: int = 2**26,
     widest: int | None = None,
+    time_limit: float = 10.0,
     dtype: str = "float32",
     verbose: int | str = "auto",
 ) -> Certificate | CertificateTable:
@@ -97,6 +99,8 @@ def certify(
     | `"crown"` | linear relaxation, lower slopes 0 or 1 | 1, 2, inf |
     | `"coap"` | linear relaxation, parallel lines | 1, 2, inf |
     | `"alpha-crown"` | `"crown"`, slopes optimised where it fails | 1, 2, inf |
+    | `"exact"` | none: a mixed-integer program decides what `"rub"` and \
+    `"crown"` leave open; small ReLU networks | 1, inf |
     | `"fast"` | `"rub"`; or `"ibp"`, `"crown-ibp"`, `"crown"` | 1; 2, inf |
     | `"auto"` | `"rub"`, `"crown"`, `"alpha-rub"`; or those of `"fast"` and \
     `"alpha-crown"`: the smallest bound | 1; 2, inf |
@@ -146,6 +150,8 @@ def certify(
             layers with more neurons than this get their ranges from interval
             arithmetic, which is faster and looser; the result names them in
             `interval_layers`. Defaults to `None`, no layer does.
+        time_limit: float. For `"exact"`: seconds that the solver may take for
+            a sample, which is then not decided. Defaults to `10.0`.
         dtype: `"float32"` or `"float64"`. Defaults to `"float32"`.
         verbose: 0, 1 or `"auto"`, a progress bar for long runs only.
             Defaults to `"auto"`.
@@ -170,7 +176,14 @@ def certify(
         categories=categories,
     )
     cascade = _cascade(
-        model, attacker, method, dtype, memory_budget, widest, decide_only
+        model,
+        attacker,
+        method,
+        dtype,
+        memory_budget,
+        widest,
+        time_limit,
+        decide_only,
     )
     several = isinstance(rho, (list, tuple))
     radii = [check_rho(r) for r in rho] if several else [_radius_or_radii(rho)]
@@ -215,6 +228,7 @@ def certified_radius(
     batch_size: int = 64,
     memory_budget: int = 2**26,
     widest: int | None = None,
+    time_limit: float = 10.0,
     dtype: str = "float32",
     verbose: int | str = "auto",
 ) -> np.ndarray:
@@ -225,6 +239,11 @@ def certified_radius(
     test just below and one just above it are left. Methods of several stages
     search the cheap one first and the others from there. Every radius is
     proved as `keras_rub.certify` with `decide_only=True` proves it.
+
+    With categories the radius is a price, and what it buys grows in jumps: the
+    radius returned is proved, and a little above it one was tried that is not.
+    `method="exact"` returns the distance of the nearest point of another class,
+    within the tolerance, as far as `time_limit` allows.
 
     Args:
         model: as in `keras_rub.certify`.
@@ -246,6 +265,7 @@ def certified_radius(
         batch_size: as in `keras_rub.certify`.
         memory_budget: as in `keras_rub.certify`.
         widest: as in `keras_rub.certify`.
+        time_limit: as in `keras_rub.certify`.
         dtype: as in `keras_rub.certify`.
         verbose: as in `keras_rub.certify`.
 
@@ -262,7 +282,9 @@ def certified_radius(
         perturb=perturb,
         categories=categories,
     )
-    cascade = _cascade(model, attacker, method, dtype, memory_budget, widest)
+    cascade = _cascade(
+        model, attacker, method, dtype, memory_budget, widest, time_limit
+    )
     check_search(tolerance, max_radius)
     radii = []
     with checks.clear_errors():
@@ -285,9 +307,18 @@ def check_search(tolerance: float, max_radius: float) -> None:
 
 
 def _cascade(
-    model, attacker, method, dtype, memory_budget, widest, decide_only=False
+    model,
+    attacker,
+    method,
+    dtype,
+    memory_budget,
+    widest,
+    time_limit,
+    decide_only=False,
 ) -> Cascade:
     found = methods.find(method, attacker.norm)
+    if not check_rho(time_limit, "time_limit") > 0.0:
+        raise ValueError("`time_limit` must be above 0. Received: 0")
     if widest is not None and not (int(widest) == widest and widest >= 0):
         raise ValueError(
             "`widest` must be a whole number of at least 0, or None. "
@@ -300,7 +331,7 @@ def _cascade(
         memory_budget=memory_budget,
         widest=widest,
     )
-    return Cascade(bounds, found, decide_only)
+    return Cascade(bounds, found, decide_only, float(time_limit))
 
 
 # Arguments --------------------------------------------------------------------

@@ -1,7 +1,8 @@
 """What a server computes, as TensorFlow graph code.
 
 Everything is row by row: a bad sample of a batch (NaN, a negative radius, an
-input outside the valid range, a row without its category) is not certified and leaves the others alone.
+input outside the valid range, a row without its category) is not certified and
+leaves the others alone.
 A server may put the requests of several clients into one batch, so it must
 not make the whole batch fail.
 """
