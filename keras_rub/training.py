@@ -307,12 +307,8 @@ def settings_of(recipe: Recipe, data: Dataset) -> dict[str, Any]:
 
 def facts_of(data: Dataset) -> dict[str, Any]:
     """What readers of a trained network want to know of its data."""
-    facts: dict[str, Any] = {"units": data.units}
-    if data.class_names is not None:
-        facts["class_names"] = list(data.class_names)
-    if data.schema is not None:
-        facts["columns"] = data.schema.to_dict()
-    return facts
+    decided = ("dataset", "normalization")  # settings
+    return {k: v for k, v in data.metadata.items() if k not in decided}
 
 
 def read_settings(path: str | os.PathLike) -> dict[str, Any]:

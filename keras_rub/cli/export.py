@@ -20,7 +20,7 @@ from typing import Any
 from absl import flags, logging
 
 import keras_rub
-from keras_rub import serving, training
+from keras_rub import serving
 from keras_rub.bounds import methods
 from keras_rub.cli import command, saved_run, shared
 from keras_rub.files import read_json
@@ -114,9 +114,7 @@ def _metadata(settings, data) -> dict[str, Any]:
         if key in settings:
             found[key] = settings[key]
     if data is not None:
-        found["dataset"] = data.name
-        found["normalization"] = data.normalization
-        found.update(training.facts_of(data))
+        found.update(data.metadata)
     if _REPORT.value:
         state = read_json(_REPORT.value)
         try:

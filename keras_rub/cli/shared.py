@@ -310,6 +310,17 @@ def attack_names(words: list[str]) -> str | list[str]:
     return words
 
 
+def own_attacker(
+    saved: SavedRun, data: datasets.Dataset | None
+) -> keras_rub.PerturbationSet:
+    """Whom a model is about: its own attacker, or else that of its table."""
+    if saved.attacker is not None:
+        return saved.attacker
+    if data is not None and data.schema is not None:
+        return data.perturbations
+    return keras_rub.PerturbationSet(1)
+
+
 def attackers(
     saved: SavedRun,
     norms: Sequence[int | str] | None,
@@ -328,11 +339,7 @@ def attackers(
         One set a norm. Mask, weights and categories are always the model's
         own, or else those that follow from a table.
     """
-    own = saved.attacker
-    if own is None and data is not None and data.schema is not None:
-        own = data.perturbations
-    elif own is None:
-        own = keras_rub.PerturbationSet(1)
+    own = own_attacker(saved, data)
     found: Any = own.input_range
     if input_range is not None:
         found = parse_range(input_range, "input_range")

@@ -266,6 +266,20 @@ class Dataset:
         frame[self.label] = self.name_classes(y)
         return frame
 
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """What a client of the model must know, as `export` takes it."""
+        found: dict[str, Any] = {
+            "dataset": self.name,
+            "normalization": self.normalization,
+            "units": self.units,
+        }
+        if self.class_names is not None:
+            found["class_names"] = list(self.class_names)
+        if self.schema is not None:
+            found["columns"] = self.schema.to_dict()
+        return found
+
     def name_classes(self, numbers: Any) -> np.ndarray:
         """The names of classes, given their numbers or outputs [n, K]."""
         numbers = np.asarray(numbers)
