@@ -87,7 +87,8 @@ class PerturbationSet:
             input, or `None`. The cost of moving each feature by one unit.
             Defaults to `None`, all ones.
         input_range: pair `(low, high)`, or `None`. The valid inputs; each end
-            is a number or an array that broadcasts to the shape of one input.
+            is a number or an array that broadcasts to the shape of one input,
+            and may be infinite or `None` where nothing limits a feature.
             Defaults to `None`, no limit.
         perturb: string, or `None`. Where a model takes several inputs, the
             name of the one that the attacker moves; the others are fixed, and
@@ -510,7 +511,7 @@ class PerturbationSet:
             "weights": plain(self.weights),
             "input_range": None
             if self.input_range is None
-            else [plain(end) for end in self.input_range],
+            else [_open_ends(plain(end)) for end in self.input_range],
             # Only where there is a choice of inputs.
             **({} if self.perturb is None else {"perturb": self.perturb}),
             **(
@@ -637,7 +638,7 @@ def _positive_array(weights: Any) -> np.ndarray:
 def _ordered_pair(input_range: Any) -> tuple[np.ndarray, np.ndarray]:
     try:
         low, high = input_range
-        low, high = np.asarray(low, "float64"), np.asarray(high, "float64")
+        low, high = _closed(low, -np.inf), _closed(high, np.inf)
     except (TypeError, ValueError):
         raise ValueError(
             "`input_range` must be a pair (low, high) of numbers or arrays. "
@@ -649,6 +650,19 @@ def _ordered_pair(input_range: Any) -> tuple[np.ndarray, np.ndarray]:
             f"Received: `input_range={input_range!r}`"
         )
     return low, high
+
+
+def _open_ends(end: Any) -> Any:
+    """A limit with `None` where there is none: JSON knows no infinity."""
+    if isinstance(end, list):
+        return [_open_ends(one) for one in end]
+    return end if math.isfinite(end) else None
+
+
+def _closed(end: Any, infinity: float) -> np.ndarray:
+    """A limit as numbers, infinite where it is `None`."""
+    given = np.asarray(end, object)
+    return np.where(given == None, infinity, given).astype("float64")  # noqa: E711
 
 
 def flat_size(shape: tuple[int, ...]) -> int:

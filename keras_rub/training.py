@@ -224,6 +224,11 @@ class Recipe:
             attacker = data.perturbations.with_norm(self.norm)
             if not isinstance(self.input_range, bool):
                 attacker = attacker.replace(input_range=self.input_range)
+            elif self.input_range and attacker.input_range is None:
+                raise ValueError(
+                    f"Data set {data.name} has no valid range; a table takes "
+                    "one from `ranges`."
+                )
             options.pop("norm", None)
             options["perturbations"] = attacker
         elif not isinstance(self.input_range, bool):

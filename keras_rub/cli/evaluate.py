@@ -58,8 +58,9 @@ _REPORT = flags.DEFINE_string(
 _FLIPS = flags.DEFINE_integer(
     "flips",
     20,
-    "With a table and norm 1: how many test rows, from the first, whose "
-    "certified price and cheapest change the report spells out.",
+    "With a CSV file, or where it is given with another table, and norm 1: how "
+    "many test rows, from the first, whose certified price and cheapest change "
+    "the report spells out.",
     lower_bound=0,
     flag_values=FLAGS,
 )
@@ -173,7 +174,9 @@ def run() -> None:
 
 def _can_flip(data, attackers) -> bool:
     """Whether rows of a table are judged by L1, which prices add up in."""
-    return len(data.input_shape) == 1 and any(a.norm == 1 for a in attackers)
+    wanted = data.schema is not None or _FLIPS.present
+    table = wanted and len(data.input_shape) == 1
+    return table and any(attacker.norm == 1 for attacker in attackers)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -347,6 +347,8 @@ def attackers(
         if data is None:
             raise ValueError("--input_range=data needs a data set.")
         found = data.input_range
+        if data.schema is not None:
+            found = data.perturbations.input_range
         if found is None:
             raise ValueError(
                 f"--input_range=data: data set {data.name} with the "

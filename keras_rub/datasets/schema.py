@@ -585,10 +585,10 @@ def _encode(column: Column, cells: Cells, out: np.ndarray, unseen: str) -> None:
         return
     if column.values:
         cells = _levels(cells, column.values)
-    elif cells.words is not None:
+    elif cells.words:
         raise ValueError(
             f"Column {column.name!r} must hold numbers. "
-            f"Received: {cells.words[0] if cells.words else 'nothing'!r}"
+            f"Received: {cells.words[0]!r}"
         )
     missing = cells.missing
     if missing.any() and column.filled is None:
@@ -597,6 +597,7 @@ def _encode(column: Column, cells: Cells, out: np.ndarray, unseen: str) -> None:
             'infinite values. Choose how to deal with them: `missing="drop"`, '
             '`missing="mean"` or `missing="median"`.'
         )
+    # Cells that are all missing may pass for words.
     out[:, 0] = np.where(missing, column.filled or 0.0, cells.values)
     if column.indicated:
         out[:, 1] = missing

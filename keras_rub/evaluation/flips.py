@@ -18,7 +18,7 @@ from keras_rub.datasets.cells import import_pandas, is_frame
 from keras_rub.datasets.schema import Column
 from keras_rub.perturbations import PerturbationSet, attacker_of, check_rho
 
-_GROWTH = 1.5  # of the radius, from one attack to the next
+_GROWTH = 2.0  # of the radius, from one attack to the next
 _ROUNDS = 4  # attacks between the last radius that failed and the first win
 _HALVINGS = 12  # of the moves that led to a win
 _LEAST = 1e-3  # the smallest radius that is attacked
