@@ -86,7 +86,6 @@ def price_steps(found: Flips, title: str = "") -> Figure:
     """How many decisions are safe below a price: proved, and not broken."""
     figure = _figure(figsize=(6.4, 3.6), layout="constrained")
     axes = figure.subplots()
-    count = len(found)
     finite = found.price[np.isfinite(found.price)]
     end = 1.1 * max([*finite, np.median(found.certified), 1e-9])
     for prices, style in (
@@ -99,11 +98,15 @@ def price_steps(found: Flips, title: str = "") -> Figure:
             {"color": _CERTIFIED, "ls": (0, (7, 1.5)), "label": "certified"},
         ),
     ):
-        order = np.sort(prices)
-        places = np.concatenate([[0.0], np.minimum(order, end), [end]])
-        left = 100 * (1 - np.arange(count + 1) / count)
-        axes.step(places, [*left, left[np.sum(order <= end)]], where="post",
-                  lw=2.2, **style)  # fmt: skip
+        reached = np.sort(prices[prices <= end])
+        left = 100 * (1 - np.arange(len(reached) + 1) / len(found))
+        axes.step(
+            [0.0, *reached, end],
+            [*left, left[-1]],
+            where="post",
+            lw=2.2,
+            **style,
+        )
     axes.set_xlim(0, end)
     axes.set_ylim(-2, 102)
     axes.set_xlabel("price that an attacker pays")
