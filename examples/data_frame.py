@@ -21,7 +21,7 @@ import pathlib
 import keras
 import numpy as np
 import pandas as pd
-from absl import app, flags
+from absl import app, flags, logging
 from sklearn.datasets import load_diabetes
 
 import keras_rub
@@ -79,6 +79,7 @@ def train(data):
 
 def main(argv):
     del argv
+    logging.set_verbosity(logging.WARNING)  # TensorFlow's notes on saving
     folder = pathlib.Path(_OUT.value)
     frame = table()
     data = datasets.load(

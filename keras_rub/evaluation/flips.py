@@ -211,8 +211,8 @@ def flips(
     It is the model's decision that is flipped, right or wrong. The price that
     is certified is that of `keras_rub.certified_radius`. From there on the row
     is attacked with a growing radius; what was found is then made cheaper, by
-    further attacks below it, by taking back column after column, and by
-    shortening the moves, as long as the decision stays flipped. The true
+    further attacks below it, by taking back column after column, by putting one
+    move in the place of all, and by shortening the moves, as long as the decision stays flipped. The true
     price lies between both figures.
 
     Args:
@@ -279,6 +279,8 @@ def flips(
     found.tighten()
     columns = _columns(data, x.shape[1])
     found.take_back([column.inputs for column in columns])
+    found.shorten()
+    found.try_single_moves()
     found.shorten()
     after = search.predict(found.points)
     names = _names_of(data)
@@ -370,9 +372,38 @@ class _Search:
             won = self.offer(rows, points)
             high, low = np.where(won, share, high), np.where(won, low, share)
 
+    def try_single_moves(self) -> None:
+        """Tries one move for all moves of a row, with its switches or none.
+
+        The corners of the L1 ball are such moves, and easier to read.
+        """
+        limits = self.attack.perturbations
+        reach = limits.reach(self.x.shape[1:])
+        rows = np.flatnonzero(np.isfinite(self.price))
+        free = reach > 0
+        for with_switches in (True, False):
+            start = self.x[rows].copy()
+            if with_switches:
+                start[:, ~free] = self.points[rows][:, ~free]
+            spent = limits.price(self.x[rows], start)
+            for feature in np.flatnonzero(free):
+                for sign in (1.0, -1.0):
+                    # A little less than now, or nothing is won.
+                    budget = 0.999 * np.maximum(self.price[rows] - spent, 0.0)
+                    points = start.copy()
+                    points[:, feature] += sign * budget * reach[feature]
+                    self.offer(rows, _inside(points, limits))
+
     def _try(self, rows, rho) -> np.ndarray:
         points = self.attack(self.x[rows], self.labels[rows], rho)
         return self.offer(rows, points)
+
+
+def _inside(points, limits: PerturbationSet) -> np.ndarray:
+    """The points, each feature within its valid range."""
+    if limits.input_range is None:
+        return points
+    return np.clip(points, *limits.input_range).astype("float32")
 
 
 def _columns(data, size) -> tuple[Column, ...]:

@@ -75,7 +75,7 @@ def accuracy_curves(result: Evaluation, title: str = "") -> Figure:
         axes.set_xlabel("radius rho, in the model's input units")
         axes.set_ylim(-2, 102)
         axes.grid(alpha=0.3)
-        axes.legend(fontsize=7)
+        axes.legend(fontsize=7, handlelength=4)
     panels[0].set_ylabel("accuracy, %")
     if title:
         figure.suptitle(title)
@@ -112,7 +112,7 @@ def price_steps(found: Flips, title: str = "") -> Figure:
     axes.set_xlabel("price that an attacker pays")
     axes.set_ylabel("decisions that stand, %")
     axes.grid(alpha=0.3)
-    axes.legend(fontsize=8)
+    axes.legend(fontsize=8, handlelength=4)
     if title:
         axes.set_title(title, fontsize=10)
     return figure
