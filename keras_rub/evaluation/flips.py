@@ -211,9 +211,9 @@ def flips(
     It is the model's decision that is flipped, right or wrong. The price that
     is certified is that of `keras_rub.certified_radius`. From there on the row
     is attacked with a growing radius; what was found is then made cheaper, by
-    further attacks below it, by taking back column after column, by putting one
-    move in the place of all, and by shortening the moves, as long as the decision stays flipped. The true
-    price lies between both figures.
+    further attacks below it, by taking back column after column, by putting
+    one move in the place of all, and by shortening the moves, as long as the
+    decision stays flipped. The true price lies between both figures.
 
     Args:
         model: a robust model or any built Keras classifier of one input.
