@@ -39,7 +39,7 @@ def cancer():
 @pytest.mark.medium
 def test_grid_search_over_rho(cancer):
     x, y = cancer
-    radius = 0.5
+    radius = 3.0  # deviations
     search = GridSearchCV(
         make_pipeline(
             FunctionTransformer(),
@@ -52,7 +52,7 @@ def test_grid_search_over_rho(cancer):
     search.fit(x, y)
     weak, strong = search.cv_results_["mean_test_score"]
     # Who trains for the radius is certified at it.
-    assert strong > weak + 0.05 and strong > 0.75
+    assert strong > weak and strong > 0.6
     best = search.best_estimator_[-1]
     assert best.rho == radius and best.classes_.tolist() == [
         "benign",
@@ -65,7 +65,7 @@ def test_grid_search_over_rho(cancer):
         best.predict(x), best.classes_[chances.argmax(axis=1)]
     )
     clean, certified = best.score(x, y), best.certified_score(x, y)
-    assert 0.7 < certified < clean > 0.85
+    assert 0.6 < certified < clean
     # It is what certify says of the model, in the same units.
     numbers = np.searchsorted(best.classes_, y)
     some = slice(0, 60)
