@@ -193,6 +193,7 @@ def model():
     return network(6, 5)
 
 
+@pytest.mark.medium
 def test_no_method_is_below_a_point(model):
     rng = np.random.default_rng(0)
     x = rows(8, rng)
