@@ -193,6 +193,7 @@ def model():
     return network(6, 5)
 
 
+@pytest.mark.medium
 def test_no_method_is_below_a_point(model):
     rng = np.random.default_rng(0)
     x = rows(8, rng)
@@ -217,8 +218,21 @@ def test_no_method_is_below_a_point(model):
                 assert not result.undecided.any()
 
 
-def test_hull_is_below_no_point(model):
+def with_skip():
+    """A network whose input is read twice: it has no single first layer."""
+    keras.utils.set_random_seed(4)
+    inputs = keras.Input((8,))
+    hidden = keras.layers.Dense(5, "leaky_relu")(inputs)
+    hidden = keras.layers.Concatenate()([inputs, hidden])
+    hidden = keras.layers.Dense(5, "relu")(hidden)
+    return keras.Model(inputs, keras.layers.Dense(3)(hidden))
+
+
+@pytest.mark.parametrize("kind", ["chain", "skip"])
+def test_hull_is_below_no_point(model, kind):
     """The bound of a graph, before samples are split."""
+    if kind == "skip":
+        model = with_skip()
     rng = np.random.default_rng(1)
     for found in (attacker(), attacker(input_range=None)):
         x = rows(6, rng)
@@ -450,6 +464,19 @@ def test_exact_agrees_with_all_patterns(norm):
         ]
         np.testing.assert_array_equal(result.certified, np.array(worst) < 0)
     assert "not decided=0.00%" in repr(result)
+
+
+def test_exact_on_a_network_that_is_no_chain():
+    model, rng = with_skip(), np.random.default_rng(11)
+    x = rows(6, rng)
+    y = model(x).numpy().argmax(axis=-1)
+    for rho in (0.2, 0.7):
+        result = keras_rub.certify(
+            model, x, y, rho=rho, perturbations=attacker(), method="exact"
+        )
+        check(model, attacker(), x, y, rho, result, 100, rng)
+        assert not result.undecided.any()
+    assert result.broken.any()
 
 
 def test_exact_says_what_it_can_not_do(model):

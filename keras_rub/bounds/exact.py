@@ -8,8 +8,9 @@ there is none.
 
 The solver works with tolerances. `Encoding.slack` bounds what they can do to a
 margin, from layer to layer. A certificate says that no point has a margin of
-more than minus that slack; a counterexample is one that the network itself, in
-float32, classifies otherwise. What lies between is not decided.
+more than minus that slack and the allowance for float32. A counterexample is
+one that the network itself, in float32, classifies otherwise. What lies between
+is not decided.
 """
 
 from __future__ import annotations
@@ -88,8 +89,15 @@ class ExactSolver:
                 tf.TensorSpec([None], tf.float64),
             ],
         )
-        self._logits = compiled(
-            problem.logits, input_signature=[tf.TensorSpec(point, tf.float32)]
+        single = tf.TensorSpec(point, tf.float32)
+        self._logits = compiled(problem.logits, input_signature=[single])
+        self._allowance = compiled(
+            problem.allowance,
+            input_signature=[
+                single,
+                tf.TensorSpec([None], tf.int32),
+                tf.TensorSpec([None], tf.float32),
+            ],
         )
 
     def read(self) -> None:
@@ -140,10 +148,11 @@ class ExactSolver:
         """
         end = time.monotonic() + time_limit
         encoding = Encoding(self, x, float(rho))
+        allowance = self.allowance(x, label, float(rho))
         proved = True
         for rival in rivals:
             row, height = self.margin(label, rival)
-            slack = encoding.slack(row)
+            slack = encoding.slack(row) + allowance[rival]
             for gap, least in ((_ANY_SOLUTION, -slack), (1e-4, slack)):
                 found = encoding.solve(
                     -row, row, least - height, gap, end - time.monotonic()
@@ -190,13 +199,14 @@ class ExactSolver:
         reach = min(max(_FURTHER * proved, 1e-3), max_radius)
         while proved < max_radius:
             encoding = Encoding(self, x, reach)
+            allowance = self.allowance(x, label, reach)
             nearest = reach
             for rival in rivals:
                 row, height = self.margin(label, rival)
                 found = encoding.solve(
                     encoding.cost,
                     row,
-                    -encoding.slack(row) - height,
+                    -encoding.slack(row) - allowance[rival] - height,
                     0.1 * tolerance,
                     end - time.monotonic(),
                 )
@@ -216,6 +226,16 @@ class ExactSolver:
             self.rows[rival] - self.rows[label],
             float(self.heights[rival] - self.heights[label]),
         )
+
+    def allowance(self, x: np.ndarray, label: int, rho: float) -> np.ndarray:
+        """What float32 can do to the margins [K] of one sample."""
+        found = self._allowance(
+            tf.constant(x[None], tf.float32),
+            tf.constant([label], tf.int32),
+            tf.constant([rho], tf.float32),
+        ).numpy()[0]
+        # By competitor, of which the first follows the label.
+        return np.roll(np.concatenate([[0.0], found]), label)
 
     def _broken(self, x, label, rho, point) -> np.ndarray | None:
         """The point in float32, if it proves that the sample can be broken."""
