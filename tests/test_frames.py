@@ -1,6 +1,7 @@
 """Tables as people have them: data frames and CSV files of mixed columns."""
 
 import datetime
+import json
 import sys
 
 import keras
@@ -153,6 +154,34 @@ def test_rows_and_their_words(mixed):
     outputs = np.array([[0.0, 1.0], [2.0, 1.0]])
     assert mixed.name_classes(outputs).tolist() == ["yes", "no"]
     assert mixed.name_classes([[0.5], [-0.5]]).tolist() == ["yes", "no"]
+
+
+def test_metadata_is_all_that_a_client_needs(mixed):
+    """Rows can be encoded from the facts of the export alone."""
+    frame = people().fillna({"home": "(missing)"})
+    for data in (
+        mixed,
+        datasets.load(people(), normalization="standard", **SAID),
+    ):
+        facts = json.loads(json.dumps(data.metadata))
+        assert facts["class_names"] == ["no", "yes"]
+        x = np.zeros((len(frame), data.schema.size))
+        for column in facts["columns"]:
+            values, (start, end) = frame[column["name"]], column["inputs"]
+            if column["kind"] == "category":
+                for place, word in enumerate(column["values"]):
+                    x[:, start + place] = values.astype(str) == word
+                continue
+            if "values" in column:
+                values = values.map(column["values"].index)
+            filled = values.fillna(column["filled"])
+            shift, scale = column.get("shift", 0.0), column.get("scale", 1.0)
+            x[:, start] = (filled - shift) / scale
+            if end > start + 1:
+                x[:, start + 1] = values.isna()
+        np.testing.assert_allclose(
+            x, data.encode(people()), rtol=1e-5, atol=1e-6
+        )
 
 
 def test_unseen_categories():

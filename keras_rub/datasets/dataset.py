@@ -278,6 +278,17 @@ class Dataset:
             found["class_names"] = list(self.class_names)
         if self.schema is not None:
             found["columns"] = self.schema.to_dict()
+        if self.schema is not None and not self.scales_inside:
+            # Scaled outside: a client has to do it.
+            scaled = zip(found["columns"], self.schema.columns, strict=True)
+            for facts, column in scaled:
+                if column.kind != "category":
+                    facts["shift"] = float(
+                        self._raw(self.raw_shift)[column.start]
+                    )
+                    facts["scale"] = float(
+                        self._raw(self.raw_scale)[column.start]
+                    )
         return found
 
     def name_classes(self, numbers: Any) -> np.ndarray:

@@ -340,7 +340,7 @@ class Schema:
                     "filled": column.filled,
                     "immutable": column.immutable,
                 }.items()
-                if value not in (None, [], False)
+                if not (value is None or value is False or value == [])
             }
             for column in self.columns
         ]
