@@ -28,7 +28,8 @@ REQUIRED = [
     # writes through it; TensorFlow 2.21 no longer brings it.
     "tensorboard>=2.19",
     "foolbox>=3.3.4,<4",
-    # foolbox imports a scipy module that is announced to go away in 2.0.
+    # HiGHS, of the exact method; foolbox imports a module of scipy that is
+    # announced to go away in 2.0.
     "scipy>=1.13,<2",
     # Embedded data sets and stratified splits.
     "scikit-learn>=1.5,<2",
@@ -50,7 +51,13 @@ DOCS = [
     "mkdocstrings[python]>=1,<2",
 ]
 
+# Data frames in and out of `keras_rub.datasets`; dicts of columns need none.
+PANDAS = [
+    "pandas>=2.2,<4",
+]
+
 TEST = [
+    *PANDAS,
     *SERVING,
     *DOCS,
     "build>=1.2",
@@ -78,7 +85,12 @@ setuptools.setup(
         "console_scripts": ["keras-rub = keras_rub.cli.main:main"],
     },
     install_requires=REQUIRED,
-    extras_require={"serving": SERVING, "docs": DOCS, "test": TEST},
+    extras_require={
+        "pandas": PANDAS,
+        "serving": SERVING,
+        "docs": DOCS,
+        "test": TEST,
+    },
     classifiers=[
         "Development Status :: 3 - Alpha",
         "Intended Audience :: Developers",

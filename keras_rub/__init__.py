@@ -18,6 +18,7 @@ from keras_rub.bounds import (
     register_activation,
     register_rule,
 )
+from keras_rub.categories import Category, Ordinal
 from keras_rub.defenses import (
     ARUBModel,
     BaselineModel,
@@ -27,7 +28,7 @@ from keras_rub.defenses import (
     PGDModel,
     RUBModel,
 )
-from keras_rub.evaluation import Evaluation, evaluate
+from keras_rub.evaluation import Change, Evaluation, Flips, evaluate, flips
 from keras_rub.initializers import IBPInitializer
 from keras_rub.perturbations import PerturbationSet, paper_radius
 from keras_rub.serving import export
@@ -38,13 +39,17 @@ __all__ = [
     "BaselineModel",
     "BoundedActivation",
     "COAPModel",
+    "Category",
     "Certificate",
     "CertificateTable",
+    "Change",
     "ConvexActivation",
     "Evaluation",
     "FGSMModel",
+    "Flips",
     "IBPInitializer",
     "IBPModel",
+    "Ordinal",
     "PGDModel",
     "PerturbationSet",
     "RUBModel",
@@ -59,6 +64,7 @@ __all__ = [
     "datasets",
     "evaluate",
     "export",
+    "flips",
     "metrics",
     "models",
     "paper_radius",

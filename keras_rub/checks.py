@@ -18,6 +18,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from keras_rub.categories import Category
+from keras_rub.perturbations import PerturbationSet
+
 _MARK = "[keras_rub]"
 
 
@@ -46,6 +49,28 @@ def require_in_range(x: tf.Tensor, input_range: tuple | None) -> None:
         f"that an attacker must respect. Received: `input_range="
         f"{tuple(np.asarray(end).tolist() for end in input_range)}`",
     )
+
+
+def require_valid(x: tf.Tensor, perturbations: PerturbationSet) -> None:
+    """Fails if `x` holds no inputs that this attacker can start from."""
+    require_finite(x)
+    require_in_range(x, perturbations.input_range)
+    for group in perturbations.categories:
+        if isinstance(group, Category):
+            require(
+                tf.reduce_all(is_one_hot(x, group)),
+                "`x` must have a single 1, and 0 elsewhere, in the columns of "
+                "each category. Received: rows without, in the columns "
+                f"{list(group.columns)}",
+            )
+
+
+def is_one_hot(x: tf.Tensor, group: Category) -> tf.Tensor:
+    """Which rows [batch] have one category of the group."""
+    size = tf.TensorShape(x.shape[1:]).num_elements()
+    columns = tf.gather(tf.reshape(x, [-1, size]), group.columns, axis=1)
+    whole = tf.reduce_all((columns == 0.0) | (columns == 1.0), axis=1)
+    return whole & (tf.reduce_sum(columns, axis=1) == 1.0)
 
 
 def class_labels(y: Any, num_classes: int) -> tf.Tensor:

@@ -309,6 +309,8 @@ class _Split:
                 packed(limits[0], 0.0, -np.inf),
                 packed(limits[1], 0.0, np.inf),
             ),
+            # What moves comes first, so that its columns keep their numbers.
+            categories=perturbations.categories,
         )
 
 

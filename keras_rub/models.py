@@ -12,6 +12,7 @@ def mlp(
     input_shape: Sequence[int],
     num_classes: int,
     hidden: Sequence[int] = (200, 200, 200),
+    preprocessing: keras.layers.Layer | None = None,
 ) -> keras.Model:
     """A multilayer perceptron with ReLU activations.
 
@@ -22,15 +23,20 @@ def mlp(
         input_shape: shape of one input; anything but a vector is flattened.
         num_classes: int. K.
         hidden: widths of the hidden layers. Defaults to `(200, 200, 200)`.
+        preprocessing: layer that comes first, such as
+            `keras_rub.datasets.Dataset.preprocessing()`, or `None`. Radii are
+            in the units before it. Defaults to `None`.
 
     Returns:
         A built `keras.Sequential` with logits [batch, K] as its output.
     """
-    flatten = [] if len(input_shape) == 1 else [layers.Flatten()]
+    first = [] if preprocessing is None else [preprocessing]
+    if len(input_shape) != 1:
+        first.append(layers.Flatten())
     return keras.Sequential(
         [
             layers.Input(tuple(input_shape)),
-            *flatten,
+            *first,
             *(layers.Dense(width, activation="relu") for width in hidden),
             layers.Dense(num_classes),
         ],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import html
 import io
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,6 +15,31 @@ Row = Sequence[Any]
 def percent(share: float | None, digits: int = 1) -> str:
     """A share from 0 to 1 as a percent; nothing where there is none."""
     return "" if share is None else f"{share:.{digits}%}"
+
+
+def wilson(right: float, count: int) -> tuple[float, float]:
+    """Wilson's 95 % interval of a share from 0 to 1.
+
+    Args:
+        right: the share that was found.
+        count: int. The samples that it was found in.
+    """
+    square = 1.959964**2
+    middle = right + square / (2 * count)
+    spread = math.sqrt(
+        square * (right * (1 - right) / count + square / (4 * count**2))
+    )
+    scale = 1 + square / count
+    low, high = (middle - spread) / scale, (middle + spread) / scale
+    return max(low, 0.0), min(high, 1.0)
+
+
+def percent_with_interval(share: float | None, count: int) -> str:
+    """A share as a percent, with its 95 % interval."""
+    if share is None:
+        return ""
+    low, high = wilson(share, count)
+    return f"{share:.1%} ({100 * low:.1f} to {100 * high:.1f})"
 
 
 def columns_of(rows: Sequence[dict[str, Any]]) -> list[str]:

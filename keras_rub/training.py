@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import csv
 import dataclasses
+import functools
 import math
 import os
 import pathlib
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -35,9 +37,9 @@ DEFENSES = {
     "ibp": defenses.IBPModel,
 }
 
-ARCHITECTURES = {
-    "mlp": lambda shape, classes: models.mlp(shape, classes),
-    "mlp1": lambda shape, classes: models.mlp(shape, classes, (200,)),
+ARCHITECTURES: dict[str, Callable[..., keras.Model]] = {
+    "mlp": models.mlp,
+    "mlp1": functools.partial(models.mlp, hidden=(200,)),
     "cnn": models.cnn,
     "small_cnn": models.small_cnn,
 }
@@ -186,6 +188,8 @@ class Recipe:
 
     def _network(self, data):
         make = ARCHITECTURES[self.architecture]
+        if data.scales_inside:
+            make = functools.partial(make, preprocessing=data.preprocessing())
         if self.head == "logits":
             return make(data.input_shape, data.num_classes)
         one = self.head == "sigmoid"
@@ -239,7 +243,19 @@ class Recipe:
             options["bound"] = self.bound
             options["bound_weight"] = self.bound_weight
             options["attack_steps"] = self.attack_steps
-        if not isinstance(self.input_range, bool):
+        if data.schema is not None:
+            # What the columns say of the attacker holds, whatever the flags.
+            attacker = data.perturbations.with_norm(self.norm)
+            if not isinstance(self.input_range, bool):
+                attacker = attacker.replace(input_range=self.input_range)
+            elif self.input_range and attacker.input_range is None:
+                raise ValueError(
+                    f"Data set {data.name} has no valid range; a table takes "
+                    "one from `ranges`."
+                )
+            options.pop("norm", None)
+            options["perturbations"] = attacker
+        elif not isinstance(self.input_range, bool):
             options["input_range"] = self.input_range
         elif self.input_range:
             if data.input_range is None:
@@ -279,7 +295,7 @@ def train_in_folder(
         ValueError: if the folder holds a run of other settings.
     """
     folder = pathlib.Path(folder)
-    claim(folder, settings_of(recipe, data), facts={"units": data.units})
+    claim(folder, settings_of(recipe, data), facts=facts_of(data))
     path = folder / "model.keras"
     if path.exists():
         return path
@@ -307,13 +323,21 @@ def train_in_folder(
 
 def settings_of(recipe: Recipe, data: Dataset) -> dict[str, Any]:
     """All that decides what a training leads to, ready for JSON."""
-    label = {} if data.label is None else {"label": data.label}
+    table = data.options.to_dict()
+    label = {"label": table.pop("label")} if "label" in table else {}
     return {
         "dataset": data.name,
         "normalization": data.normalization,
         **label,
+        **({"table": table} if table else {}),
         **recipe.to_dict(),
     }
+
+
+def facts_of(data: Dataset) -> dict[str, Any]:
+    """What readers of a trained network want to know of its data."""
+    decided = ("dataset", "normalization")  # settings
+    return {k: v for k, v in data.metadata.items() if k not in decided}
 
 
 def read_settings(path: str | os.PathLike) -> dict[str, Any]:

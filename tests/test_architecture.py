@@ -13,7 +13,15 @@ PACKAGE = ROOT / "keras_rub"
 # From the ground up. A module may import from its own floor and from those
 # below. The first entry that a module's name starts with counts.
 FLOORS = [
-    ["version", "perturbations", "files", "tables", "progress", "tracing"],
+    [
+        "version",
+        "categories",
+        "perturbations",
+        "files",
+        "tables",
+        "progress",
+        "tracing",
+    ],
     [
         "resuming",
         "checks",
@@ -34,6 +42,7 @@ FLOORS = [
     [
         "bounds.radii",
         "bounds.maxima",
+        "bounds.knapsack",
         "bounds.competitors",
         "bounds.majorant",
         "bounds.first_layer",
@@ -54,6 +63,7 @@ FLOORS = [
         "bounds.alpha",
         "bounds.slopes",
         "bounds.problem",
+        "bounds.exact",
     ],
     [
         "bounds.methods",
@@ -66,7 +76,7 @@ FLOORS = [
     ],
     ["attacks", "metrics", "callbacks"],
     ["defenses", "datasets"],
-    ["distribution", "training", "evaluation", "serving", "tuning"],
+    ["distribution", "training", "evaluation", "serving", "tuning", "sklearn"],
     ["reproduction"],
     ["cli"],
 ]

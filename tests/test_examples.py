@@ -32,6 +32,24 @@ def test_tabular(tmp_path, capsys):
     assert picture.stat().st_size > 20_000
 
 
+def test_data_frame(tmp_path, capsys):
+    printed = run(
+        "examples/data_frame.py",
+        capsys,
+        epochs=4,
+        samples=8,
+        method="rub",
+        out=str(tmp_path),
+    )
+    assert "8 rows, of which" in printed and "becomes" in printed
+    assert "exported with the classes ['fast', 'slow']" in printed
+    assert "'values': ['under', 'normal', 'over', 'obese']" in printed
+    changes = (tmp_path / "flips.csv").read_text()
+    assert "age: " not in changes and " -> " in changes
+    for name in ("prices", "columns"):
+        assert (tmp_path / f"{name}.png").stat().st_size > 8_000
+
+
 def test_images(tmp_path, capsys, few_samples):
     picture = tmp_path / "images.png"
     printed = run(

@@ -7,6 +7,7 @@ from keras_rub.attacks.foolbox_attack import FoolboxAttack
 from keras_rub.attacks.pgd import PGD
 from keras_rub.attacks.projections import project
 from keras_rub.attacks.suite import NAMES, PAPER, STRONG, Suite, make
+from keras_rub.attacks.switch_attack import SwitchAttack
 
 __all__ = [
     "NAMES",
@@ -17,6 +18,7 @@ __all__ = [
     "Attack",
     "FoolboxAttack",
     "Suite",
+    "SwitchAttack",
     "ascend",
     "make",
     "project",

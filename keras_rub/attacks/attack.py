@@ -31,8 +31,8 @@ class Attack:
         model: a robust model or any built Keras classifier; it is
             attacked at its logits, before a final softmax or sigmoid.
         norm: 1, 2 or `"inf"`. Shorthand, as are `input_range`, `mask`,
-            `weights` and `perturb`: each takes the place of that part of the
-            attacker. Defaults to `None`.
+            `weights`, `perturb` and `categories`: each takes the place of
+            that part of the attacker. Defaults to `None`.
         perturbations: `PerturbationSet`, or `None`. The whole attacker.
             Defaults to `None`: that of a robust model, as it was trained;
             for any other model the Linf ball.
@@ -49,6 +49,9 @@ class Attack:
         perturb: string, or `None`. Where the model takes several inputs, the
             name of the one that is attacked. Defaults to `None`, the only one
             of floating point.
+        categories: list of `keras_rub.Category` and `keras_rub.Ordinal`, or
+            `None`. Only the attack `"switch"` switches them; the others
+            leave their columns alone. Defaults to `None`.
         batch_size: int. Samples that are attacked together. Defaults to
             `256`.
         seed: int. Decides all random choices. Defaults to `0`.
@@ -66,6 +69,7 @@ class Attack:
         mask: Any = None,
         weights: Any = None,
         perturb: str | None = None,
+        categories: Any = None,
         batch_size: int = 256,
         seed: int = 0,
     ):
@@ -78,6 +82,7 @@ class Attack:
             weights=weights,
             input_range=input_range,
             perturb=perturb,
+            categories=categories,
         )
         self.inputs = SingleInput.of(base_of(model), self.attacker)
         # From here on there is one input tensor.
@@ -257,8 +262,7 @@ class Attack:
                 f"Received: {len(x)} and {len(np.asarray(y))}"
             )
         x = x.astype("float32")
-        checks.require_finite(tf.constant(x))
-        checks.require_in_range(tf.constant(x), self.perturbations.input_range)
+        checks.require_valid(tf.constant(x), self.perturbations)
         return x, checks.class_labels(y, self.num_classes).numpy()
 
     def objective(

@@ -62,8 +62,8 @@ class FoolboxAttack(Attack):
             )
         if not can_respect(self.attacker):
             raise ValueError(
-                "foolbox knows neither `mask` nor `weights`, and one valid "
-                "range for all features: use PGD or AdaptivePGD (pgd, "
+                "foolbox knows no `mask`, `weights` or `categories`, and one "
+                "valid range for all features: use PGD or AdaptivePGD (pgd, "
                 f"apgd-ce). Received: `perturbations={self.attacker!r}`"
             )
         self.kind = kind
@@ -127,5 +127,6 @@ def can_respect(perturbations: PerturbationSet) -> bool:
     return (
         perturbations.mask is None
         and perturbations.weights is None
+        and not perturbations.categories
         and not any(map(np.ndim, perturbations.input_range or ()))
     )

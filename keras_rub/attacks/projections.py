@@ -38,6 +38,8 @@ def project(
     shape = tuple(d.shape[1:])
     size = tf.TensorShape(shape).num_elements()
     rho = tf.reshape(tf.cast(rho, d.dtype), [-1, 1])
+    # A switch is no move: categories stay as they are.
+    perturbations = perturbations.numeric(shape)
     weights = _flat(perturbations.weights, 1.0, shape, d.dtype)
     mask = _flat(perturbations.mask, 1.0, shape, d.dtype)
     flat = tf.reshape(d, [-1, size]) * mask

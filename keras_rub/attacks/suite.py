@@ -14,6 +14,7 @@ from keras_rub.attacks.adaptive_pgd import AdaptivePGD
 from keras_rub.attacks.attack import Attack, check_radii
 from keras_rub.attacks.foolbox_attack import FoolboxAttack, can_respect
 from keras_rub.attacks.pgd import PGD
+from keras_rub.attacks.switch_attack import SwitchAttack
 from keras_rub.classifier import base_of
 from keras_rub.perturbations import PerturbationSet, attacker_of
 
@@ -31,6 +32,7 @@ _MAKERS = {
     "apgd-targeted": lambda *args, **kw: AdaptivePGD(
         *args, loss="margin_ratio", classes=4, **kw
     ),
+    "switch": SwitchAttack,
 }
 
 NAMES = tuple(_MAKERS)
@@ -65,6 +67,7 @@ def make(
     mask: Any = None,
     weights: Any = None,
     perturb: str | None = None,
+    categories: Any = None,
     **kwargs: Any,
 ) -> Attack:
     """An attack by its name.
@@ -81,6 +84,7 @@ def make(
         mask: as in `Attack`.
         weights: as in `Attack`.
         perturb: as in `Attack`.
+        categories: as in `Attack`.
         **kwargs: other arguments of the attack.
     """
     (name,) = names_of(name)
@@ -95,6 +99,7 @@ def make(
         mask=mask,
         weights=weights,
         perturb=perturb,
+        categories=categories,
     )
     key = (name, attacker.key, repr(sorted(kwargs.items())))
     # Kept with the model, past Keras's tracking, so that it lives as long.
@@ -112,13 +117,15 @@ class Suite:
         norm: as in `Attack`.
         attacks: `"paper"`, `"strong"`, or a list of names. Foolbox's attacks
             are left out of `"strong"` where there is a mask or weights, or a
-            range for each feature, which they can't respect. Defaults to
-            `"strong"`.
+            range for each feature, which they can't respect. Where there are
+            categories, `"switch"` is the first of `"strong"`, and the others
+            leave their columns alone. Defaults to `"strong"`.
         perturbations: as in `Attack`.
         input_range: as in `Attack`.
         mask: as in `Attack`.
         weights: as in `Attack`.
         perturb: as in `Attack`.
+        categories: as in `Attack`.
         **kwargs: `batch_size` and `seed` of the attacks.
 
     Example:
@@ -139,6 +146,7 @@ class Suite:
         mask: Any = None,
         weights: Any = None,
         perturb: str | None = None,
+        categories: Any = None,
         **kwargs: Any,
     ):
         names = names_of(attacks)
@@ -151,9 +159,12 @@ class Suite:
             mask=mask,
             weights=weights,
             perturb=perturb,
+            categories=categories,
         )
         if attacks == "strong" and not can_respect(attacker):
             names = tuple(name for name in names if name not in PAPER)
+        if attacks == "strong" and attacker.categories:
+            names = ("switch", *names)
         self.attacks = {
             name: make(name, model, perturbations=attacker, **kwargs)
             for name in names

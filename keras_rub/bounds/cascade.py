@@ -11,6 +11,12 @@ import tensorflow as tf
 from keras_rub.bounds import decision, radii
 from keras_rub.bounds.compiled import CompiledBounds
 from keras_rub.bounds.methods import Method
+from keras_rub.categories import switched_rows
+
+# A sample is split into the rows that switches reach if they are at most so
+# many; so many of them are worked on together.
+_SWITCHED = 512
+_TOGETHER = 256
 
 # Samples and competitors that a search works on together.
 _PAIRS = 64
@@ -24,12 +30,18 @@ class Cascade:
         method: what to run.
         decide_only: bool. Whether a sample is left alone as soon as it is
             decided.
+        time_limit: float. Seconds a sample, for a method with a solver.
     """
 
     def __init__(
-        self, bounds: CompiledBounds, method: Method, decide_only: bool = False
+        self,
+        bounds: CompiledBounds,
+        method: Method,
+        decide_only: bool = False,
+        time_limit: float = 10.0,
     ):
         bounds.check_memory(method)
+        self.time_limit = time_limit
         self.bounds = bounds
         self.method = method
         self.decide_only = decide_only
@@ -48,29 +60,17 @@ class Cascade:
             labels: int32 array [batch].
             rho: array [batch].
         """
-        logits = self.bounds.logits(x).numpy()
-        predicted = logits.argmax(axis=-1)
-        predicted[~np.isfinite(logits).all(axis=-1)] = -1
-        batch = _Batch(
-            x,
-            labels,
-            rho,
-            predicted == labels,
-            self.bounds.allowance(x, labels, rho).numpy(),
-        )
-        for stage in self.stages:
-            if stage.in_graph:
-                self._run_bound(stage, batch)
-            else:
-                self._run_search(stage, batch)
+        batch = self.decided(x, labels, rho)
         competitors = self.bounds.problem.competitors(tf.constant(labels))
         certified = batch.proved & batch.correct
+        points = {"counterexamples": batch.points} if self.shows else {}
         return {
             "margins": competitors.to_classes(
                 tf.constant(batch.margins)
             ).numpy(),
             "certified": certified,
-            "predicted": predicted,
+            "broken": batch.broken | (batch.predicted != labels),
+            "predicted": batch.predicted,
             "labels": np.asarray(labels),
             "decided_by": np.array(
                 [
@@ -80,7 +80,44 @@ class Cascade:
                     )
                 ]
             ),
+            **points,
         }
+
+    def decided(
+        self, x: np.ndarray, labels: np.ndarray, rho: np.ndarray
+    ) -> _Batch:
+        """The batch, after all stages; arguments as of `run`."""
+        logits = self.bounds.logits(x).numpy()
+        predicted = logits.argmax(axis=-1)
+        predicted[~np.isfinite(logits).all(axis=-1)] = -1
+        batch = _Batch(
+            x,
+            labels,
+            rho,
+            predicted,
+            self.bounds.allowance(x, labels, rho).numpy(),
+        )
+        for stage in self.stages:
+            if stage.solver is not None:
+                self._run_solver(stage, batch)
+            elif stage.in_graph:
+                self._run_bound(stage, batch)
+            else:
+                self._run_search(stage, batch)
+        if self.splits:
+            self._split(batch)
+        return batch
+
+    @property
+    def splits(self) -> bool:
+        """Whether open samples are split into the rows of their switches."""
+        categories = self.bounds.perturbations.categories
+        return bool(categories) and self.stages[-1].solver is None
+
+    @property
+    def shows(self) -> bool:
+        """Whether the method finds counterexamples."""
+        return self.splits or self.stages[-1].solver is not None
 
     def radius(
         self,
@@ -104,9 +141,16 @@ class Cascade:
         first = self.stages[0]
         limits = (tolerance, max_radius)
         start = self.bounds.find_radius(first)(x, labels, *limits)
-        if len(self.stages) == 1:
+        if len(self.stages) == 1 and not self.splits:
             return start.radius.numpy()
         usable, radius = start.usable.numpy(), start.radius.numpy()
+        if self.stages[-1].solver is not None:
+            solver = self.bounds.solver(self.stages[-1])
+            for row in np.flatnonzero(usable):
+                radius[row] = solver.distance(
+                    x[row], labels[row], radius[row], *limits, self.time_limit
+                )
+            return radius
         guess = radius.copy()
         for stage in self.stages[1:]:
             if stage.in_graph:
@@ -227,6 +271,102 @@ class Cascade:
             open_[rows, worst] = False
         self._lower(stage, batch, *np.nonzero(open_))
 
+    def _run_solver(self, stage: Method, batch: _Batch) -> None:
+        """A solver on the samples that are open, one by one."""
+        solver = self.bounds.solver(stage)
+        count = solver.problem.program.num_classes
+        for row in np.flatnonzero(batch.correct & ~batch.proved):
+            open_ = ~decision.is_negative(
+                batch.margins[row], batch.allowance[row]
+            )
+            # The competitor that looks worst is the first.
+            order = np.argsort(-batch.margins[row])
+            rivals = [
+                (batch.labels[row] + 1 + competitor) % count
+                for competitor in order
+                if open_[competitor]
+            ]
+            found = solver.decide(
+                batch.x[row],
+                batch.labels[row],
+                batch.rho[row],
+                rivals,
+                self.time_limit,
+            )
+            if found.proved:
+                batch.accept(row, stage.name)
+            elif found.broken:
+                batch.reject(row, found.point)
+
+    def _split(self, batch: _Batch) -> None:
+        """Open samples as the rows that switches alone reach.
+
+        Every point of the set has the categories of one of these rows, and
+        is reached from there by free moves within what the switches leave of
+        the radius. So the sample is proved where all rows are.
+        """
+        owners, rows, radii = self._switched(batch)
+        if not len(owners):
+            return
+        labels = batch.labels[owners]
+        for first in range(0, len(owners), _TOGETHER):
+            some = slice(first, first + _TOGETHER)
+            logits = self.bounds.logits(rows[some]).numpy()
+            own = logits[np.arange(len(logits)), labels[some]]
+            for number in np.flatnonzero(logits.max(axis=-1) > own):
+                owner = owners[some][number]
+                if not batch.broken[owner]:
+                    batch.reject(owner, rows[some][number])
+        bounds = self.bounds.without_switches
+        cascade = Cascade(bounds, self.method, self.decide_only)
+        failed = batch.broken.copy()
+        names = np.full(len(batch.labels), "", dtype=object)
+        margins = np.full_like(batch.margins, -np.inf)
+        for first in range(0, len(owners), _TOGETHER):
+            left = np.arange(first, min(first + _TOGETHER, len(owners)))
+            left = left[~failed[owners[left]]]
+            if not len(left):
+                continue
+            found = cascade.decided(rows[left], labels[left], radii[left])
+            np.maximum.at(margins, owners[left], found.margins)
+            proved = found.proved & found.correct
+            failed[owners[left][~proved]] = True
+            for owner, name in zip(owners[left], found.decided_by, strict=True):
+                names[owner] = name
+        done = np.setdiff1d(np.unique(owners), np.flatnonzero(failed))
+        batch.margins[done] = np.minimum(batch.margins[done], margins[done])
+        for owner in done:
+            batch.accept(owner, names[owner])
+
+    def _switched(self, batch: _Batch):
+        """The rows of open samples, whose they are, and what is left of rho."""
+        attacker = self.bounds.perturbations
+        room = attacker.room(tf.constant(batch.x))
+        assert room is not None  # there are categories
+        up, down = (part.numpy().reshape(len(batch.x), -1) for part in room)
+        owners, rows, radii = [], [], []
+        for row in np.flatnonzero(batch.correct & ~batch.proved):
+            rho = float(batch.rho[row])
+            found = switched_rows(
+                attacker.categories,
+                batch.x[row].reshape(-1),
+                rho,
+                (up[row], down[row]),
+                _SWITCHED,
+            )
+            if found is not None:
+                owners += [row] * len(found[0])
+                rows.append(found[0])
+                # A little more, so that rounding never makes it less.
+                radii.append(np.maximum(rho - found[1], 0.0) + 1e-6 * rho)
+        if not owners:
+            return np.zeros(0, int), batch.x[:0], batch.rho[:0]
+        return (
+            np.array(owners),
+            np.concatenate(rows).reshape(-1, *batch.x.shape[1:]),
+            np.concatenate(radii).astype(batch.rho.dtype),
+        )
+
     def _lower(self, stage, batch, rows, columns) -> None:
         """A search on these samples and competitors."""
         data = [*batch.take(rows), columns.astype("int32")]
@@ -257,19 +397,35 @@ class _Batch:
         x: np.ndarray,
         labels: np.ndarray,
         rho: np.ndarray,
-        correct: np.ndarray,
+        predicted: np.ndarray,
         allowance: np.ndarray,
     ):
         self.x, self.labels, self.rho = x, labels, rho
-        self.correct = correct
+        self.predicted = predicted
+        self.correct = predicted == labels
         self.allowance = allowance
         self.margins = np.full_like(allowance, np.inf)
         self.decided_by = [""] * len(labels)
         self.by: dict[str, np.ndarray] = {}  # margins of each stage alone
+        # What is known by other means than margins.
+        self.accepted = np.zeros(len(labels), bool)
+        self.broken = np.zeros(len(labels), bool)
+        self.points = np.array(x, "float32")
 
     @property
     def proved(self) -> np.ndarray:
-        return decision.is_proved(self.margins, self.allowance).numpy()
+        by_margins = decision.is_proved(self.margins, self.allowance).numpy()
+        return by_margins | self.accepted
+
+    def accept(self, row: np.integer, name: str) -> None:
+        """Notes that a sample is proved, and by what."""
+        self.accepted[row] = True
+        self.decided_by[row] = name
+
+    def reject(self, row: np.integer, point: np.ndarray) -> None:
+        """Notes a counterexample."""
+        self.broken[row] = True
+        self.points[row] = point
 
     def take(self, rows) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         return self.x[rows], self.labels[rows], self.rho[rows]

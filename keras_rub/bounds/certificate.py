@@ -30,6 +30,12 @@ class Certificate:
         interval_layers: names of the layers whose inputs got their ranges
             from interval arithmetic, in the tightest part of the method;
             linear bounds would be tighter there. Empty where there are none.
+        broken: boolean array [n]. True where a point of the set is known that
+            gets another class: the input itself where it is misclassified, a
+            counterexample of `"exact"`, or one that switches categories.
+        counterexamples: array [n, *features], or `None`. These points, and
+            the inputs where there is none. Only where the method looks for
+            them: `"exact"`, and all methods where there are categories.
     """
 
     margins: np.ndarray
@@ -41,6 +47,13 @@ class Certificate:
     method: str
     decided_by: np.ndarray
     interval_layers: tuple[str, ...] = ()
+    broken: np.ndarray = dataclasses.field(kw_only=True)
+    counterexamples: np.ndarray | None = None
+
+    @property
+    def undecided(self) -> np.ndarray:
+        """Samples [n] that are neither certified nor known to be broken."""
+        return ~self.certified & ~self.broken
 
     @property
     def norm(self) -> int | str:
@@ -74,6 +87,7 @@ class Certificate:
             "labels": self.labels.tolist(),
             "predicted": self.predicted.tolist(),
             "certified": self.certified.tolist(),
+            "broken": self.broken.tolist(),
             "decided_by": self.decided_by.tolist(),
             "margins": self.margins.tolist(),
         }
@@ -86,12 +100,16 @@ class Certificate:
             intervals = (
                 f", interval ranges in {', '.join(self.interval_layers)}"
             )
+        undecided = ""
+        if self.method == "exact":
+            undecided = f", not decided={np.mean(self.undecided):.2%}"
         return (
             f"Certificate(method={self.method!r}, "
             f"perturbations={self.perturbations!r}, "
             f"rho={radius}, samples={len(self)}, "
             f"clean accuracy={self.clean_accuracy:.2%}, "
-            f"certified accuracy={self.certified_accuracy:.2%}{intervals})"
+            f"certified accuracy={self.certified_accuracy:.2%}"
+            f"{undecided}{intervals})"
         )
 
 

@@ -28,10 +28,12 @@ class Settings(TypedDict, total=False):
     mask: Any
     weights: Any
     perturb: str | None
+    categories: Any
     decide_only: bool
     batch_size: int
     memory_budget: int
     widest: int | None
+    time_limit: float
     dtype: str
     verbose: int | str
 
@@ -71,10 +73,12 @@ def certify(
     mask: Any = None,
     weights: Any = None,
     perturb: str | None = None,
+    categories: Any = None,
     decide_only: bool = False,
     batch_size: int = 64,
     memory_budget: int = 2**26,
     widest: int | None = None,
+    time_limit: float = 10.0,
     dtype: str = "float32",
     verbose: int | str = "auto",
 ) -> Certificate | CertificateTable:
@@ -95,6 +99,8 @@ def certify(
     | `"crown"` | linear relaxation, lower slopes 0 or 1 | 1, 2, inf |
     | `"coap"` | linear relaxation, parallel lines | 1, 2, inf |
     | `"alpha-crown"` | `"crown"`, slopes optimised where it fails | 1, 2, inf |
+    | `"exact"` | none: a mixed-integer program decides what `"rub"` and \
+    `"crown"` leave open; small ReLU networks | 1, inf |
     | `"fast"` | `"rub"`; or `"ibp"`, `"crown-ibp"`, `"crown"` | 1; 2, inf |
     | `"auto"` | `"rub"`, `"crown"`, `"alpha-rub"`; or those of `"fast"` and \
     `"alpha-crown"`: the smallest bound | 1; 2, inf |
@@ -116,8 +122,8 @@ def certify(
             Defaults to `None`: that of a robust model, as it was trained;
             for any other model the L1 ball.
         norm: 1, 2 or `"inf"`. Shorthand, as are `input_range`, `mask`,
-            `weights` and `perturb`: each takes the place of that part of the
-            attacker. Defaults to `None`.
+            `weights`, `perturb` and `categories`: each takes the place of
+            that part of the attacker. Defaults to `None`.
         method: see the table. Defaults to `"auto"`.
         input_range: pair `(low, high)`. The valid inputs, which an attack
             can't leave. Defaults to `None`.
@@ -128,6 +134,9 @@ def certify(
         perturb: string. Where the model takes several inputs, the name of the
             one that the attacker moves; the others are fixed for each sample.
             Defaults to `None`, the only one of floating point.
+        categories: list of `keras_rub.Category` and `keras_rub.Ordinal`.
+            One-hot and whole-numbered columns, and the price of a switch; see
+            `keras_rub.PerturbationSet`. Defaults to `None`.
         decide_only: bool. Stop working on a sample as soon as its
             certificate is decided. `certified` is the same and comes
             faster; a margin is then any upper bound, infinite where a
@@ -141,6 +150,8 @@ def certify(
             layers with more neurons than this get their ranges from interval
             arithmetic, which is faster and looser; the result names them in
             `interval_layers`. Defaults to `None`, no layer does.
+        time_limit: float. For `"exact"`: seconds that the solver may take for
+            a sample, which is then not decided. Defaults to `10.0`.
         dtype: `"float32"` or `"float64"`. Defaults to `"float32"`.
         verbose: 0, 1 or `"auto"`, a progress bar for long runs only.
             Defaults to `"auto"`.
@@ -162,9 +173,17 @@ def certify(
         weights=weights,
         input_range=input_range,
         perturb=perturb,
+        categories=categories,
     )
     cascade = _cascade(
-        model, attacker, method, dtype, memory_budget, widest, decide_only
+        model,
+        attacker,
+        method,
+        dtype,
+        memory_budget,
+        widest,
+        time_limit,
+        decide_only,
     )
     several = isinstance(rho, (list, tuple))
     radii = [check_rho(r) for r in rho] if several else [_radius_or_radii(rho)]
@@ -205,9 +224,11 @@ def certified_radius(
     mask: Any = None,
     weights: Any = None,
     perturb: str | None = None,
+    categories: Any = None,
     batch_size: int = 64,
     memory_budget: int = 2**26,
     widest: int | None = None,
+    time_limit: float = 10.0,
     dtype: str = "float32",
     verbose: int | str = "auto",
 ) -> np.ndarray:
@@ -218,6 +239,11 @@ def certified_radius(
     test just below and one just above it are left. Methods of several stages
     search the cheap one first and the others from there. Every radius is
     proved as `keras_rub.certify` with `decide_only=True` proves it.
+
+    With categories the radius is a price, and what it buys grows in jumps: the
+    radius returned is proved, and a little above it one was tried that is not.
+    `method="exact"` returns the distance of the nearest point of another class,
+    within the tolerance, as far as `time_limit` allows.
 
     Args:
         model: as in `keras_rub.certify`.
@@ -235,9 +261,11 @@ def certified_radius(
         mask: as in `keras_rub.certify`.
         weights: as in `keras_rub.certify`.
         perturb: as in `keras_rub.certify`.
+        categories: as in `keras_rub.certify`.
         batch_size: as in `keras_rub.certify`.
         memory_budget: as in `keras_rub.certify`.
         widest: as in `keras_rub.certify`.
+        time_limit: as in `keras_rub.certify`.
         dtype: as in `keras_rub.certify`.
         verbose: as in `keras_rub.certify`.
 
@@ -252,8 +280,11 @@ def certified_radius(
         weights=weights,
         input_range=input_range,
         perturb=perturb,
+        categories=categories,
     )
-    cascade = _cascade(model, attacker, method, dtype, memory_budget, widest)
+    cascade = _cascade(
+        model, attacker, method, dtype, memory_budget, widest, time_limit
+    )
     check_search(tolerance, max_radius)
     radii = []
     with checks.clear_errors():
@@ -276,9 +307,18 @@ def check_search(tolerance: float, max_radius: float) -> None:
 
 
 def _cascade(
-    model, attacker, method, dtype, memory_budget, widest, decide_only=False
+    model,
+    attacker,
+    method,
+    dtype,
+    memory_budget,
+    widest,
+    time_limit,
+    decide_only=False,
 ) -> Cascade:
     found = methods.find(method, attacker.norm)
+    if not check_rho(time_limit, "time_limit") > 0.0:
+        raise ValueError("`time_limit` must be above 0. Received: 0")
     if widest is not None and not (int(widest) == widest and widest >= 0):
         raise ValueError(
             "`widest` must be a whole number of at least 0, or None. "
@@ -291,7 +331,7 @@ def _cascade(
         memory_budget=memory_budget,
         widest=widest,
     )
-    return Cascade(bounds, found, decide_only)
+    return Cascade(bounds, found, decide_only, float(time_limit))
 
 
 # Arguments --------------------------------------------------------------------
@@ -371,10 +411,7 @@ def _batches(
                 f". Received: shape {some_x.shape}"
             )
         some_x = some_x.astype(bounds.dtype.as_numpy_dtype)
-        checks.require_finite(tf.constant(some_x))
-        checks.require_in_range(
-            tf.constant(some_x), bounds.perturbations.input_range
-        )
+        checks.require_valid(tf.constant(some_x), bounds.perturbations)
         if some_y is None:
             labels = bounds.logits(some_x).numpy().argmax(axis=-1)
         else:

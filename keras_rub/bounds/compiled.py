@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -91,6 +92,7 @@ class CompiledBounds:
             ],
         )
         self._searches: dict[str, Any] = {}
+        self._solvers: dict[str, Any] = {}
         self._margins: dict[str, Callable[..., tf.Tensor]] = {}
         self._decide: dict[str, Callable[..., decision.Decision]] = {}
         self._radius: dict[str, Callable[..., decision.Radius]] = {}
@@ -119,6 +121,24 @@ class CompiledBounds:
             assert method.search is not None
             self._searches[method.name] = method.search(self.problem)
         return self._searches[method.name]
+
+    def solver(self, method: Method) -> Any:
+        """What decides single samples, of a method that has one."""
+        if method.name not in self._solvers:
+            assert method.solver is not None
+            self._solvers[method.name] = method.solver(self.problem)
+        self._solvers[method.name].read()
+        return self._solvers[method.name]
+
+    @functools.cached_property
+    def without_switches(self) -> CompiledBounds:
+        """The same for an attacker who leaves categories as they are."""
+        inputs = self.problem.inputs
+        free = self.perturbations.numeric(tuple(self.input_shape))
+        inputs = dataclasses.replace(inputs, perturbations=free)
+        return CompiledBounds(
+            dataclasses.replace(self.problem, inputs=inputs), self.dtype.name
+        )
 
     def _margins_at(self, x, labels, rho, vertices):
         bound = self.problem.vertex_bound(x, labels, rho)

@@ -36,14 +36,25 @@ class FirstLayer:
         readers = [op for op in self.rest if self.value in op.inputs]
         return readers == self.rest[:1] and isinstance(readers[0], Convex)
 
-    def shifts(self, features: tf.Tensor, steps: tf.Tensor) -> tf.Tensor:
+    def shifts(
+        self,
+        features: tf.Tensor,
+        steps: tf.Tensor,
+        origins: tf.Tensor | None = None,
+    ) -> tf.Tensor:
         """What moving single features does to the value: [..., V, H].
 
         Args:
             features: int tensor [..., V]. Flat indices.
             steps: tensor [..., V]. How far each is moved.
+            origins: int tensor [..., V], or `None`. Features that move as far
+                the other way; none where this is the number of all features.
         """
-        return steps[..., None] * tf.gather(self.response, features)
+        rows = tf.gather(self.response, features)
+        if origins is not None:
+            padded = tf.pad(self.response, [[0, 1], [0, 0]])
+            rows -= tf.gather(padded, origins)
+        return steps[..., None] * rows
 
     def take(self, samples: tf.Tensor) -> FirstLayer:
         """The same for some of the samples."""

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from keras_rub.bounds import maxima
+from keras_rub.bounds import knapsack, maxima
 from keras_rub.bounds.competitors import Competitors
 from keras_rub.bounds.first_layer import WIDEST_MATRIX, matrix_of
 from keras_rub.bounds.lines import Interval
@@ -52,6 +52,7 @@ class Ball:
         self.shape = tuple(x.shape[1:])
         self.size = size_of(x)
         self.limited = perturbations.input_range is not None
+        self.switches = perturbations.switches(x, self.rho)
         self.box = self._box()
 
     def _box(self) -> Interval:
@@ -63,7 +64,32 @@ class Ball:
         reach = tf.reshape(reach, tf.shape(x))
         room = self.perturbations.room(x)
         up, down = (reach, reach) if room is None else room
-        return Interval(x - tf.minimum(reach, down), x + tf.minimum(reach, up))
+        up, down = tf.minimum(reach, up), tf.minimum(reach, down)
+        if self.switches is not None:
+            rise, fall = self._switched()
+            up, down = tf.maximum(up, rise), tf.maximum(down, fall)
+        return Interval(x - down, x + up)
+
+    def _switched(self) -> tuple[tf.Tensor, tf.Tensor]:
+        """How far switches move each column up, and down."""
+        assert self.switches is not None
+        moved = self.switches.most * self.switches.sizes  # [batch, S]
+        batch = tf.shape(moved)[0]
+        blank = tf.zeros([batch, self.size + 1], moved.dtype)
+        rows = tf.broadcast_to(tf.range(batch)[:, None], tf.shape(moved))
+        columns = tf.broadcast_to(self.switches.columns, tf.shape(moved))
+
+        def most(start, columns, sizes):
+            where = tf.stack([rows, columns], axis=-1)
+            return tf.tensor_scatter_nd_max(start, where, tf.nn.relu(sizes))
+
+        up = most(blank, columns, moved)
+        down = most(blank, columns, -moved)
+        # An origin falls as the other rises; the blank column takes the rest.
+        down = most(down, self.switches.origins, moved)
+        return tuple(
+            tf.reshape(part[:, :-1], tf.shape(self.x)) for part in (up, down)
+        )
 
     def most(self, rows: tf.Tensor) -> tf.Tensor:
         """Largest value [batch, R] of rows times a perturbation of the set.
@@ -74,6 +100,8 @@ class Ball:
         count = rows.shape[1]
         count = tf.shape(rows)[1] if count is None else count
         flat = tf.reshape(rows, [tf.shape(rows)[0], count, self.size])
+        if self.switches is not None:
+            return self._most_with_switches(flat)
         bounds = []
         if not self.limited or self.perturbations.norm != "inf":
             steepest = self.perturbations.support(flat, self.shape)
@@ -86,6 +114,40 @@ class Ball:
             )
             bounds.append(moved[..., 0])
         return bounds[0] if len(bounds) == 1 else tf.minimum(*bounds)
+
+    def _most_with_switches(self, rows: tf.Tensor) -> tf.Tensor:
+        """The same by a knapsack of moves and switches.
+
+        Args:
+            rows: tensor [batch or 1, R, M].
+        """
+        assert self.switches is not None
+        reach = self.perturbations.reach(self.shape)
+        free = tf.constant(reach.nonzero()[0], tf.int32)
+        steps = tf.constant(reach[reach > 0], rows.dtype)
+        slopes = tf.gather(rows, free, axis=2)
+        room = self.perturbations.room(self.x)
+        assert room is not None  # there are categories
+        up, down = (
+            tf.gather(tf.reshape(part, [-1, 1, self.size]), free, axis=2)
+            for part in room
+        )
+        length = self.rho[:, None, None] * steps
+        room = tf.where(slopes > 0, up, down)
+        caps = tf.where(length > room, tf.math.divide_no_nan(room, length), 1.0)
+        gains = tf.abs(slopes) * steps + tf.zeros_like(caps)
+        switched, limits, _ = knapsack.merge_groups(
+            tf.nn.relu(self.switches.differences(rows)),
+            self.switches.caps(self.rho),
+            self.switches.table,
+        )
+        found = knapsack.fill(
+            tf.concat([gains, switched], axis=-1),
+            tf.concat([caps, limits], axis=-1),
+            gains.shape[-1] + switched.shape[-1],
+        )
+        total = tf.reduce_sum(found.shares * found.gains, axis=-1)
+        return self.rho[:, None] * total
 
     def take(self, samples: tf.Tensor) -> Ball:
         """The sets of some of the samples, also repeated ones."""
@@ -215,10 +277,13 @@ def affine_range(program: Program, index: int, ball: Ball) -> Interval:
     center = _chain(path, index)(ball.x)
     width, shape = size_of(center), center.shape[1:]
     rho = tf.reshape(ball.rho, [-1] + [1] * len(shape))
-    if not limited:
+    mixed = ball.switches is not None
+    if mixed and width > WIDEST_MATRIX:
+        return _along(path, index, ball)
+    if not limited and not mixed:
         reach = rho * _reach(path, index, center, ball)
         return Interval(center - reach, center + reach)
-    if plain or width > WIDEST_MATRIX:
+    if not mixed and (plain or width > WIDEST_MATRIX):
         box = _along(path, index, ball)
         reach = rho * _reach(path, index, center, ball)
         return Interval(

@@ -183,11 +183,13 @@ def _dense_scores(bound: VertexBound, linear: Linearised) -> tf.Tensor:
     rho = bound.scale[:, None, None]
 
     def score(vertices):
-        shifts = bound.shifts(vertices)[None]
+        shifts = bound.shifts(vertices)
         moved = function(clean + rho * shifts)
         gain = tf.matmul(moved, upper, transpose_b=True) - start
+        if bound.switches is not None:
+            return gain - rho * tf.matmul(shifts, drop, transpose_b=True)
         # N is linear in the shift: one flat product for all samples.
-        fall = tf.matmul(shifts[0], tf.reshape(drop, [-1, width]), False, True)
+        fall = tf.matmul(shifts, tf.reshape(drop, [-1, width]), False, True)
         fall = tf.reshape(fall, [tf.shape(vertices)[0], -1, competitors])
         return gain - rho * tf.transpose(fall, [1, 0, 2])
 

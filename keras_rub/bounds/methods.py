@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from keras_rub.bounds.alpha import LineOptimiser
 from keras_rub.bounds.descent import MarginSearch
+from keras_rub.bounds.exact import ExactSolver
 from keras_rub.bounds.problem import Problem
 from keras_rub.bounds.slopes import SlopeOptimiser
 from keras_rub.perturbations import NORMS
@@ -35,6 +36,8 @@ class Method:
         search: function of a problem to what lowers single margins, which
             the first of the `stages` leaves open. `None` for a method that
             does not search.
+        solver: function of a problem to what decides single samples for
+            good, after the other `stages`. `None` for a method that bounds.
         uses_vertices: whether it evaluates the vertices of an L1 ball, which
             `memory_budget` limits.
         ranges: `"linear"` or `"interval"`, where its ranges come from.
@@ -46,6 +49,7 @@ class Method:
     norms: tuple[int | str, ...] = NORMS
     margins: Margins | None = None
     search: Search | None = None
+    solver: Callable[[Problem], ExactSolver] | None = None
     uses_vertices: bool = False
     ranges: str = "linear"
     stages: dict[int | str, tuple[str, ...]] = dataclasses.field(
@@ -121,6 +125,15 @@ METHODS: dict[str, Method] = {
             "alpha-crown",
             search=SlopeOptimiser,
             stages=dict.fromkeys(NORMS, ("crown", "alpha-crown")),
+        ),
+        Method(
+            "exact",
+            norms=(1, "inf"),
+            solver=ExactSolver,
+            stages={
+                1: ("rub", "crown", "exact"),
+                "inf": ("crown", "exact"),
+            },
         ),
     )
 }

@@ -73,10 +73,9 @@ class Problem:
 
     @functools.cached_property
     def expansion(self) -> VertexExpansion:
-        """The vertices of the L1 ball."""
-        expansion = VertexExpansion(
-            mask=self.perturbations.mask, weights=self.perturbations.weights
-        )
+        """The vertices of the L1 ball, without switches."""
+        free = self.perturbations.numeric(self.program.input_shape)
+        expansion = VertexExpansion(mask=free.mask, weights=free.weights)
         expansion.build((None, *self.program.input_shape))
         return expansion
 
@@ -134,6 +133,7 @@ class Problem:
             self.competitors(labels, drawn),
             rho,
             room=self.perturbations.room(x),
+            switches=self.perturbations.switches(x, rho),
             memory_budget=self.memory_budget,
             choices=choices,
             lines=self.lines(x, rho),

@@ -25,7 +25,7 @@ def can_prune(bound: VertexBound) -> bool:
     """
     if bound.start is None or not bound.start.is_read_once:
         return False
-    if not bound.num_vertices:
+    if not bound.num_vertices or bound.switches is not None:
         return False
     value = bound.start.value
     for operation in bound.start.rest:

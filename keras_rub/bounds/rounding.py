@@ -32,7 +32,7 @@ def allowance(
     shape = tuple(x.shape[1:])
     start = first_layer(relaxation)
     if start is None:
-        moves = tf.constant(perturbations.reach(shape)[None], x.dtype)
+        moves = tf.constant(perturbations.magnitudes(shape)[None], x.dtype)
         index, clean = 0, x
     else:
         rows = tf.transpose(start.response)

@@ -74,7 +74,11 @@ def scores(bound: VertexBound) -> tf.Tensor:
     if linear is None:
         return _gradient_scores(bound)
     rays = linear.operation.activation.rays
-    if bound.relaxation.competitors.drawn is None or rays is None:
+    if (
+        bound.relaxation.competitors.drawn is None
+        or rays is None
+        or bound.switches is not None
+    ):
         return vertex_scores(bound, linear)
     if windows is None:
         return _rough_dense_scores(bound, linear, rays)
@@ -118,10 +122,13 @@ def _rough_dense_scores(
 
 def _gradient_scores(bound: VertexBound) -> tf.Tensor:
     """The first-order change of the majorant, where no cut is known."""
-    features, steps = bound.expansion.moves(
-        tf.range(bound.num_vertices), bound.x.dtype
-    )
-    change = tf.gather(_gradient(bound), features, axis=-1) * steps
+    free = tf.range(bound.expansion.num_vertices)
+    features, steps = bound.expansion.moves(free, bound.x.dtype)
+    gradient = _gradient(bound)
+    change = tf.gather(gradient, features, axis=-1) * steps
+    if bound.switches is not None:
+        switched = bound.switches.differences(gradient)
+        change = tf.concat([change, switched], axis=-1)
     return tf.transpose(change * bound.rho[:, None, None], [0, 2, 1])
 
 
@@ -129,21 +136,24 @@ def first_order(bound: VertexBound) -> tuple[tf.Tensor, tf.Tensor]:
     """The largest first-order value of each margin, and its vertex.
 
     A convex function is nowhere below its tangent, so the true maximum is at
-    least as large.
+    least as large, where every vertex may take the whole radius.
 
     Returns:
         Margins and vertices, both [batch, K - 1].
     """
     half = bound.num_vertices // 2
+    clean = bound.relaxation.clean_margins
+    if bound.switches is not None:
+        change = _gradient_scores(bound)
+        best = tf.argmax(change, axis=1, output_type=tf.int32)
+        return clean + tf.nn.relu(tf.reduce_max(change, axis=1)), best
     if not half:
-        clean = bound.relaxation.clean_margins
         return clean, tf.zeros_like(clean, tf.int32)
     features, steps = bound.expansion.moves(tf.range(half), bound.x.dtype)
     change = tf.gather(_gradient(bound), features, axis=-1) * steps
     best = tf.argmax(tf.abs(change), axis=-1, output_type=tf.int32)
     chosen = tf.gather(change, best, axis=-1, batch_dims=2)
-    margins = bound.relaxation.clean_margins
-    margins += bound.rho[:, None] * tf.abs(chosen)
+    margins = clean + bound.rho[:, None] * tf.abs(chosen)
     return margins, tf.where(chosen > 0, best, best + half)
 
 

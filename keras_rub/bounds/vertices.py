@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
+from keras_rub.bounds import knapsack
 from keras_rub.bounds.competitors import Competitors
 from keras_rub.bounds.first_layer import first_layer
 from keras_rub.bounds.lines import Lines
@@ -15,6 +16,7 @@ from keras_rub.bounds.majorant import Clean, Majorant, Relaxation
 from keras_rub.bounds.patches import Patches, plan
 from keras_rub.bounds.program import Program
 from keras_rub.bounds.vertex_expansion import VertexExpansion
+from keras_rub.categories import Switches
 
 # With a valid range, a worst case mixes several vertices. This many of the
 # best are sorted for each class; the mass that is left then goes to the last
@@ -48,6 +50,10 @@ def _not_nan(values: tf.Tensor) -> tf.Tensor:
 class VertexBound:
     """The majorant of one batch at the vertices of its L1 balls.
 
+    Vertices are numbered: first those of the features that move freely, as
+    `expansion` lists them, then one for each switch of a category or step of
+    an ordinal column, whose direction depends on the sample.
+
     Args:
         program: the network.
         expansion: built `VertexExpansion` layer. Lists the vertices.
@@ -56,6 +62,7 @@ class VertexBound:
         rho: tensor [] or [batch]. The radii.
         room: pair of tensors like `x`, or `None`. How far each feature can
             move up, and down.
+        switches: the switches of the batch, or `None`. Defaults to `None`.
         memory_budget: int. Bytes that the values of one chunk of vertices
             may take.
         choices: other lines below the activations than those of the paper;
@@ -72,6 +79,7 @@ class VertexBound:
         rho: tf.Tensor,
         *,
         room: tuple[tf.Tensor, tf.Tensor] | None = None,
+        switches: Switches | None = None,
         memory_budget: int = 2**26,
         choices: Mapping[int, tf.Tensor] | None = None,
         lines: Mapping[int, Lines] | None = None,
@@ -85,36 +93,85 @@ class VertexBound:
         # not into each sample's.
         self.scale = tf.reshape(tf.cast(rho, x.dtype), [-1])
         self.room = room
+        self.switches = switches
         if room is not None:
             self.scale = tf.minimum(self.scale, self._longest_valid_move(*room))
         self.rho = tf.broadcast_to(self.scale, tf.shape(x)[:1])
         self.memory_budget = memory_budget
         self.start = first_layer(self.relaxation)
-        self.plan = None if lines else plan(self.relaxation)
+        special = bool(lines) or switches is not None
+        self.plan = None if special else plan(self.relaxation)
 
     @property
     def num_vertices(self) -> int:
-        return self.expansion.num_vertices
+        """How many vertices a sample has."""
+        count = self.expansion.num_vertices
+        return count if self.switches is None else count + self.num_switches
+
+    @property
+    def num_switches(self) -> int:
+        """How many of the vertices are switches; they are the last ones."""
+        return 0 if self.switches is None else len(self.switches.table)
 
     def _longest_valid_move(self, *room: tf.Tensor) -> tf.Tensor:
         """The radius [batch] beyond which the valid range ends the ball."""
-        count = self.num_vertices // 2
+        count = self.expansion.num_vertices // 2
         features, steps = self.expansion.moves(tf.range(count), self.x.dtype)
         up, down = (
             tf.reshape(part, [-1, self.expansion.input_size]) for part in room
         )
         largest = tf.gather(tf.maximum(up, down), features, axis=1)
-        return tf.reduce_sum(largest / steps, axis=1)
+        longest = tf.reduce_sum(largest / steps, axis=1)
+        if self.switches is not None:
+            longest += self.switches.longest((up, down))
+        return longest
+
+    def moves(
+        self, vertices: tf.Tensor
+    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor | None]:
+        """What a radius of one does at some vertices.
+
+        Args:
+            vertices: int tensor [V], or [batch, V].
+
+        Returns:
+            The features that move, how far, and the features that move as far
+            the other way; `None` without switches. With them the last two are
+            [batch, V].
+        """
+        if self.switches is None:
+            return *self.expansion.moves(vertices, self.x.dtype), None
+        plain = tf.range(self.expansion.num_vertices)
+        features, steps = self.expansion.moves(plain, self.x.dtype)
+        shape = [tf.shape(self.x)[0], self.expansion.num_vertices]
+        columns = tf.concat([features, self.switches.columns], axis=0)
+        steps = [tf.broadcast_to(steps, shape), self.switches.steps]
+        origins = [
+            tf.fill(shape, self.expansion.input_size),
+            self.switches.origins,
+        ]
+        return tf.gather(columns, vertices), *(
+            self._by_sample(tf.concat(parts, axis=1), vertices)
+            for parts in (steps, origins)
+        )
+
+    def _by_sample(self, table: tf.Tensor, vertices: tf.Tensor) -> tf.Tensor:
+        """Entries [batch, V] of a table with one row a sample."""
+        if vertices.shape.rank == 1:
+            return tf.gather(table, vertices, axis=1)
+        return tf.gather(table, vertices, batch_dims=1)
 
     def shifts(self, vertices: tf.Tensor) -> tf.Tensor:
         """What a radius of one does to the first layer: [..., V, H].
+
+        With switches always [batch, V, H].
 
         Args:
             vertices: int tensor [..., V].
         """
         if self.start is None:
             raise ValueError("The network has no dense first layer to shift.")
-        return self.start.shifts(*self.expansion.moves(vertices, self.x.dtype))
+        return self.start.shifts(*self.moves(vertices))
 
     def at(self, vertices: tf.Tensor) -> tf.Tensor:
         """Bounds of the margins at some vertices.
@@ -132,12 +189,24 @@ class VertexBound:
             return self.relaxation.margins(
                 self.start.at(shifts), copies, self.start.rest
             )
-        points = self.expansion.call(self.x, vertices, self.rho)
+        points = self._points(vertices)
         points = tf.reshape(
             points, tf.concat([[-1], tf.shape(self.x)[1:]], axis=0)
         )
         points = tf.ensure_shape(points, [None, *self.x.shape[1:]])
         return self.relaxation.margins({0: Majorant(points)}, copies)
+
+    def _points(self, vertices: tf.Tensor) -> tf.Tensor:
+        """The vertices themselves: [batch, V, ...]."""
+        if self.switches is None:
+            return self.expansion.call(self.x, vertices, self.rho)
+        features, steps, origins = self.moves(vertices)
+        size, dtype = self.expansion.input_size, self.x.dtype
+        # One-hot rows of a number beyond the last feature are 0.
+        moves = tf.one_hot(features, size, dtype=dtype)
+        moves -= tf.one_hot(origins, size, dtype=dtype)
+        moves *= (self.rho[:, None] * steps)[..., None]
+        return tf.reshape(self.x, [-1, 1, size]) + moves
 
     def at_worst_case(self, worst: WorstCase) -> tf.Tensor:
         """The worst-case margins [batch, K - 1] of a known worst case.
@@ -236,7 +305,7 @@ class VertexBound:
         """
         if self.room is None:
             raise ValueError("Without a valid range no share has a cap.")
-        features, steps = self.expansion.moves(vertices, self.x.dtype)
+        features, steps, _ = self.moves(vertices)
         flat = [
             tf.reshape(part, [-1, self.expansion.input_size])
             for part in self.room
@@ -249,30 +318,36 @@ class VertexBound:
         length = self.rho[:, None] * tf.abs(steps)
         room = tf.where(steps > 0, up, down)
         # A move of length 0 stays in the range wherever it starts.
-        return tf.where(length > room, tf.math.divide_no_nan(room, length), 1.0)
+        caps = tf.where(length > room, tf.math.divide_no_nan(room, length), 1.0)
+        if self.switches is None:
+            return caps
+        plain = tf.fill([batch, self.expansion.num_vertices], -1.0)
+        plain = tf.cast(plain, caps.dtype)
+        prices = tf.concat([plain, self.switches.caps(self.rho)], axis=1)
+        prices = self._by_sample(prices, vertices)
+        return tf.where(prices < 0, caps, prices)
 
     def _mixture(self, candidates, values) -> WorstCase:
-        """The fractional knapsack over the vertices, by sorting the gains."""
+        """The best mixture of vertices; see `knapsack`."""
         clean = self.relaxation.clean_margins
         gains = tf.transpose(tf.nn.relu(values - clean[:, None]), [0, 2, 1])
         caps = self.caps(candidates)
         gains = tf.where(caps[:, None] > 0, gains, 0.0)
-        count = tf.minimum(_MIXED_VERTICES, tf.shape(gains)[-1])
-        gains, order = tf.math.top_k(gains, count)
-        caps = tf.gather(caps, order, batch_dims=1)
-        before = tf.cumsum(caps, axis=-1, exclusive=True)
-        shares = tf.clip_by_value(1.0 - before, 0.0, caps)
-        shares = tf.where(gains > 0, shares, 0.0)
-        if candidates.shape.rank == 1:
-            dropped = tf.shape(candidates)[0] > count
+        everything = candidates.shape.rank == 1
+        if self.switches is not None:
+            candidates, gains, caps = self._merged(candidates, gains)
+        size = tf.shape(gains)[-1]
+        count = tf.minimum(_MIXED_VERTICES, size)
+        order, gains, shares = knapsack.fill(gains, caps, count)
+        if everything:
             left = 1.0 - tf.reduce_sum(shares, axis=-1, keepdims=True)
-            last = tf.cast(dropped, shares.dtype) * tf.where(
+            last = tf.cast(size > count, shares.dtype) * tf.where(
                 gains[..., -1:] > 0, left, 0.0
             )
             shares += tf.pad(last, [[0, 0], [0, 0], [count - 1, 0]])
-            vertices = tf.gather(candidates, order)
-        else:
-            vertices = tf.gather(candidates, order, batch_dims=1)
+        vertices = tf.gather(
+            candidates, order, batch_dims=candidates.shape.rank - 1
+        )
         used = tf.reduce_max(
             tf.reduce_sum(tf.cast(shares > 0, tf.int32), axis=-1)
         )
@@ -282,6 +357,43 @@ class VertexBound:
             vertices[..., :used],
             shares[..., :used],
             clean + tf.reduce_sum(shares * gains, axis=-1),
+        )
+
+    def _merged(self, candidates, gains):
+        """Vertices, gains and caps [batch, K - 1, I], one item a group.
+
+        Vertices that are no candidates gain nothing.
+        """
+        assert self.switches is not None
+        if candidates.shape.rank == 2:
+            shape = tf.shape(candidates)
+            rows = tf.broadcast_to(tf.range(shape[0])[:, None], shape)
+            blank = tf.zeros(
+                [shape[0], self.num_vertices, tf.shape(gains)[1]], gains.dtype
+            )
+            gains = tf.transpose(
+                tf.tensor_scatter_nd_max(
+                    blank,
+                    tf.stack([rows, candidates], axis=-1),
+                    tf.transpose(gains, [0, 2, 1]),
+                ),
+                [0, 2, 1],
+            )
+        free = self.expansion.num_vertices
+        caps = self.caps(tf.range(self.num_vertices))
+        most, limits, switches = knapsack.merge_groups(
+            gains[..., free:], caps[:, free:], self.switches.table
+        )
+        shape = tf.shape(gains[..., :free])
+        items = (
+            [tf.broadcast_to(tf.range(free), shape), switches + free],
+            [gains[..., :free], most],
+            [tf.broadcast_to(caps[:, None, :free], shape), limits],
+        )
+        width = self.relaxation.clean_margins.shape[-1]
+        return tuple(
+            tf.ensure_shape(tf.concat(parts, axis=-1), [None, width, None])
+            for parts in items
         )
 
     def row_bytes(self) -> int:

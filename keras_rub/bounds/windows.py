@@ -43,7 +43,7 @@ class Windows:
     def of(cls, bound: VertexBound) -> Windows | None:
         """The windows of a network's first layer, or `None`."""
         found = _split(bound.relaxation)
-        if found is None:
+        if found is None or bound.switches is not None:
             return None
         before, layer, after = found
         moved = _moved(bound, before)

@@ -4,10 +4,11 @@ r"""Attacks and certifies a trained network, and writes a report.
         --radii 0.5,1,2 --attacks strong --report out/report.html
 
 Data set, normalization and valid range are those of the training, unless a flag
-says otherwise. Prints the table and writes beside the report (one HTML file
-that refers to no other) the same figures as .csv, .json and .md. An interrupted
-run goes on where it stopped when it is given again; other settings for the same
-report are refused.
+says otherwise; the default attacks of a table with categories or weights are
+the strong ones, because foolbox's know neither. Prints the table and writes
+beside the report (one HTML file that refers to no other) the same figures as
+.csv, .json and .md. An interrupted run goes on where it stopped when it is
+given again; other settings for the same report are refused.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from collections.abc import Sequence
 from absl import flags
 
 import keras_rub
+from keras_rub.attacks.foolbox_attack import can_respect
 from keras_rub.cli import command, saved_run, shared
 from keras_rub.cli.parsing import parse_norms, parse_radii
 from keras_rub.evaluation import html_report
@@ -30,7 +32,10 @@ _MODEL = shared.define_model(FLAGS)
 _DATA = shared.DataFlags(FLAGS)
 _ATTACKS = shared.define_attacks(FLAGS, "paper")
 _NORMS = flags.DEFINE_list(
-    "norms", "1,2,inf", "Norms, with commas.", flag_values=FLAGS
+    "norms",
+    "1,2,inf",
+    "Norms, with commas; 1 by default where the attacker switches categories.",
+    flag_values=FLAGS,
 )
 _RADII = flags.DEFINE_string(
     "radii",
@@ -50,17 +55,37 @@ _REPORT = flags.DEFINE_string(
     flag_values=FLAGS,
 )
 
+_FLIPS = flags.DEFINE_integer(
+    "flips",
+    20,
+    "With a CSV file, or where it is given with another table, and norm 1: how "
+    "many test rows, from the first, whose certified price and cheapest change "
+    "the report spells out.",
+    lower_bound=0,
+    flag_values=FLAGS,
+)
+
 _CHUNK = 250  # samples between two savings
 
 
 def run() -> None:
     """Evaluates as the flags say."""
     norms = parse_norms(_NORMS.value, "norms")
-    radii = parse_radii(_RADII.value, "radii", norms)
     attacks = shared.attack_names(_ATTACKS.value)
     report = pathlib.Path(_REPORT.value)
+    radii = parse_radii(_RADII.value, "radii", norms)
     saved = saved_run.SavedRun.load(_MODEL.value)
     data = _DATA.load(saved.settings)
+    own = shared.own_attacker(saved, data)
+    if own.categories and not _NORMS.present:
+        norms = [1]  # prices and moves add up
+        radii = parse_radii(_RADII.value, "radii", norms)
+    if (
+        data.schema is not None
+        and not _ATTACKS.present
+        and not can_respect(own)
+    ):
+        attacks = "strong"
     attackers = shared.attackers(saved, norms, _INPUT_RANGE.value, data)
     x, y = (part[: _SAMPLES.value] for part in data.test)
     x = saved.inputs(x)
@@ -76,6 +101,7 @@ def run() -> None:
         "certificates": _CERTIFICATES.value,
         "samples": len(x),
         "seed": _SEED.value,
+        "flips": _FLIPS.value,
     }
     parts = Parts(report.with_suffix(".state.json"), settings, "--report")
     print(shared.header(data, attackers), flush=True)
@@ -103,11 +129,30 @@ def run() -> None:
 
         return work
 
-    parts.work_off({first: job(int(first)) for first in starts})
+    answers = min(_FLIPS.value, len(x)) if _can_flip(data, attackers) else 0
+
+    def find_flips():
+        method = _CERTIFICATES.value
+        return keras_rub.flips(
+            saved.model,
+            x[:answers],
+            data=data,
+            perturbations=attackers[norms.index(1)],
+            method="fast" if method == "none" else method,
+            seed=_SEED.value,
+        ).to_dict()
+
+    jobs = {first: job(int(first)) for first in starts}
+    if answers:
+        jobs["flips"] = find_flips
+    parts.work_off(jobs)
     result = keras_rub.Evaluation.merge(
         [keras_rub.Evaluation.from_dict(parts[first]) for first in starts]
     )
     print(result)
+    found = keras_rub.Flips.from_dict(parts["flips"]) if answers else None
+    if found is not None:
+        print(f"\n{found}")
     page = html_report(
         result,
         title=f"Robustness of {pathlib.Path(_MODEL.value).name} on {data.name}",
@@ -115,6 +160,9 @@ def run() -> None:
         settings=settings,
         command=command.line("evaluate", FLAGS),
         feature_names=data.feature_names,
+        class_names=data.class_names,
+        flips=found,
+        units=data.units,
     )
     write_atomically(report, page)
     write_atomically(report.with_suffix(".csv"), result.to_csv())
@@ -122,6 +170,13 @@ def run() -> None:
     write_atomically(report.with_suffix(".md"), result.to_markdown())
     parts.remove()
     print(f"written to {report}, .csv, .json and .md")
+
+
+def _can_flip(data, attackers) -> bool:
+    """Whether rows of a table are judged by L1, which prices add up in."""
+    wanted = data.schema is not None or _FLIPS.present
+    table = wanted and len(data.input_shape) == 1
+    return table and any(attacker.norm == 1 for attacker in attackers)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

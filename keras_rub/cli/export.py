@@ -74,7 +74,14 @@ def run() -> None:
     saved = saved_run.SavedRun.load(_MODEL.value)
     _DATA.check(saved.settings)
     data = None
-    if _INPUT_RANGE.value == "data" or _DATA.name or _DATA.normalization:
+    # The attacker of a network that has none of its own is that of its table.
+    unknown = saved.attacker is None and "columns" in saved.settings
+    if (
+        _INPUT_RANGE.value == "data"
+        or _DATA.name
+        or _DATA.normalization
+        or unknown
+    ):
         data = _DATA.load(saved.settings)
     (attacker,) = shared.attackers(
         saved, [_NORM.value] if _NORM.value else None, _INPUT_RANGE.value, data
@@ -103,13 +110,11 @@ def _metadata(settings, data) -> dict[str, Any]:
     found: dict[str, Any] = {}
     if settings:
         found["training"] = settings
-    for key in ("dataset", "normalization", "units"):
+    for key in ("dataset", "normalization", "units", "class_names", "columns"):
         if key in settings:
             found[key] = settings[key]
     if data is not None:
-        found["dataset"] = data.name
-        found["normalization"] = data.normalization
-        found["units"] = data.units
+        found.update(data.metadata)
     if _REPORT.value:
         state = read_json(_REPORT.value)
         try:

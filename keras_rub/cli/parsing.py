@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from keras_rub.perturbations import canonical_norm, check_rho
 
@@ -37,6 +38,61 @@ def parse_count(text: str, flag: str) -> int | str:
             f"Received: {text}"
         )
     return int(text)
+
+
+def parse_names(text: str, flag: str) -> list[str]:
+    """Names with commas between.
+
+    Args:
+        text: such as `"age,sex"`.
+        flag: its name, for the error.
+    """
+    names = [word.strip() for word in text.split(",")]
+    if "" in names:
+        raise ValueError(
+            f"--{flag} must be names with commas between. Received: {text}"
+        )
+    return names
+
+
+def parse_pairs(
+    text: str,
+    flag: str,
+    read: Callable[[str], Any],
+    needed: bool = False,
+) -> dict[str, Any]:
+    """Names with commas between, each with or without a value.
+
+    Args:
+        text: such as `"job=2,zip"`.
+        flag: its name, for the error.
+        read: makes the value of the word behind the equals sign.
+        needed: bool. Whether each name must have one. Defaults to `False`.
+
+    Returns:
+        From each name to its value, or to `None`.
+    """
+    found = {}
+    for part in parse_names(text, flag):
+        # A name may hold an equals sign, a value never does.
+        name, equals, word = part.rpartition("=")
+        try:
+            if not equals and needed:
+                raise ValueError
+            found[name if equals else word] = read(word) if equals else None
+        except ValueError:
+            raise ValueError(
+                f"--{flag} must be NAME=VALUE with commas between"
+                + ("" if needed else ", or NAME alone")
+                + f". Received: {part}"
+            ) from None
+    return found
+
+
+def parse_ends(word: str) -> tuple[float, float]:
+    """The ends of a range: `"0:120"`."""
+    low, high = word.split(":")
+    return float(low), float(high)
 
 
 def parse_norms(words: Sequence[str], flag: str) -> list[int | str]:

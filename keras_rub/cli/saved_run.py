@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import os
 import pathlib
 from typing import Any
@@ -24,14 +25,14 @@ class SavedRun:
         model: the model.
         settings: data set, normalization and recipe of the training; empty
             where nothing is known.
-        attacker: whom the model was trained or exported against; L1 without
-            limits where nothing is known.
+        attacker: whom the model was trained or exported against, or `None`
+            where nothing is known.
     """
 
     path: str
     model: keras.Model
     settings: dict[str, Any]
-    attacker: keras_rub.PerturbationSet
+    attacker: keras_rub.PerturbationSet | None
 
     @classmethod
     def load(cls, path: str | os.PathLike | None) -> SavedRun:
@@ -42,7 +43,7 @@ class SavedRun:
                 "Received: nothing"
             )
         model = load_model(path)
-        attacker = getattr(model, "perturbations", keras_rub.PerturbationSet(1))
+        attacker = getattr(model, "perturbations", None)
         if pathlib.Path(path).is_file():
             return cls(str(path), model, training.read_settings(path), attacker)
         try:
@@ -51,8 +52,13 @@ class SavedRun:
             facts = {}
         certificates = facts.get("certificates")
         if certificates is not None:
+            names = inspect.signature(keras_rub.PerturbationSet).parameters
             attacker = keras_rub.PerturbationSet.from_config(
-                {name: certificates[name] for name in attacker.get_config()}
+                {
+                    name: certificates[name]
+                    for name in names
+                    if name in certificates
+                }
             )
         return cls(str(path), model, facts.get("training", {}), attacker)
 

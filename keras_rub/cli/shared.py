@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from absl import flags
@@ -12,24 +12,67 @@ import keras_rub
 from keras_rub import attacks, datasets
 from keras_rub.attacks.suite import names_of
 from keras_rub.bounds import methods
-from keras_rub.cli.parsing import parse_range
+from keras_rub.cli.parsing import (
+    parse_ends,
+    parse_names,
+    parse_pairs,
+    parse_range,
+)
 from keras_rub.cli.saved_run import SavedRun
+from keras_rub.datasets import schema
 
 NORMS = ("1", "2", "inf")
 
 _OF_TRAINING = " By default that of the training, if it is known."
 
 
+# What is said about the columns of a table: the help, and how it is read.
+_TABLE_FLAGS: dict[str, tuple[str, Callable[[str, str], Any]]] = {
+    "categories": (
+        "Columns of a CSV file that hold categories; words always do. With "
+        "the price of a switch, if it is not 1: job=2,zip.",
+        lambda text, flag: parse_pairs(text, flag, float),
+    ),
+    "ordinal": (
+        "Columns that an attacker moves in whole steps; words with their "
+        "order: rooms,grade=low:middle:high.",
+        lambda text, flag: parse_pairs(
+            text, flag, lambda word: word.split(":")
+        ),
+    ),
+    "immutable": (
+        "Columns that an attacker can't change, with commas.",
+        parse_names,
+    ),
+    "weights": (
+        "The cost of moving a column by one: income=2,age=5.",
+        lambda text, flag: parse_pairs(text, flag, float, needed=True),
+    ),
+    "ranges": (
+        "Values of a column that an attacker can't leave: age=0:120.",
+        lambda text, flag: parse_pairs(text, flag, parse_ends, needed=True),
+    ),
+    "ignore": ("Columns that are no features, with commas.", parse_names),
+}
+
+
 class DataFlags:
-    """--dataset, --data_dir, --label and --normalization.
+    """--dataset, --data_dir, --normalization, and those about a table.
 
     Args:
         flag_values: the flags of the command.
         trained: bool. Whether the command takes a trained model, whose
             training decides then. Defaults to `True`.
+        tables: bool. Whether the command knows the columns of tables.
+            Defaults to `True`.
     """
 
-    def __init__(self, flag_values: flags.FlagValues, trained: bool = True):
+    def __init__(
+        self,
+        flag_values: flags.FlagValues,
+        trained: bool = True,
+        tables: bool = True,
+    ):
         self._trained = trained
         later = _OF_TRAINING if trained else ""
         self._dataset = flags.DEFINE_string(
@@ -56,10 +99,29 @@ class DataFlags:
             "normalization",
             None,
             list(datasets.NORMALIZATIONS),
-            "Inputs in [0, 1] (unit), standardised (standard) or raw (none); "
-            "default is unit for images and standard for tables." + later,
+            "Inputs in [0, 1] (unit), standardised (standard), raw (none), or "
+            "raw with the radius in standard deviations (inside); default is "
+            "unit for images, standard for tables of numbers and inside for "
+            "tables with other columns." + later,
             flag_values=flag_values,
         )
+        self._table = {}
+        if tables:
+            for flag, (text, _) in _TABLE_FLAGS.items():
+                self._table[flag] = flags.DEFINE_string(
+                    flag, None, text + later, flag_values=flag_values
+                )
+            for flag, known, text in (
+                ("missing", schema.MISSING_RULES, "numbers in a CSV file"),
+                ("unseen", schema.UNSEEN_RULES, "categories in training rows"),
+            ):
+                self._table[flag] = flags.DEFINE_enum(
+                    flag,
+                    None,
+                    list(known),
+                    f"What to do about missing {text}." + later,
+                    flag_values=flag_values,
+                )
 
     @property
     def name(self) -> str | None:
@@ -81,8 +143,26 @@ class DataFlags:
         """The normalization asked for."""
         return self._normalization.value
 
+    @property
+    def table(self) -> dict[str, Any]:
+        """What is said about the columns, as `datasets.load` takes it."""
+        return {
+            name: _TABLE_FLAGS[name][1](flag.value, name)
+            if name in _TABLE_FLAGS
+            else flag.value
+            for name, flag in self._table.items()
+            if flag.value is not None
+        }
+
     def check(self, settings: dict[str, Any]) -> None:
         """Raises if a flag contradicts the settings of the training."""
+        said = schema.TableOptions(**self.table).to_dict()
+        known = settings.get("table", {})
+        for flag in said if "normalization" in settings else ():
+            if said[flag] != known.get(flag):
+                raise ValueError(
+                    _contradiction(flag, known.get(flag), said[flag])
+                )
         for flag, value, known in (
             ("dataset", _stem(self.name), _stem(settings.get("dataset"))),
             ("label", self.label, settings.get("label")),
@@ -116,6 +196,7 @@ class DataFlags:
             self.data_dir,
             normalization=self.normalization or known or "default",
             label=self.label or settings.get("label"),
+            **{**settings.get("table", {}), **self.table},
         )
         if known not in (None, data.normalization):
             raise ValueError(
@@ -229,6 +310,17 @@ def attack_names(words: list[str]) -> str | list[str]:
     return words
 
 
+def own_attacker(
+    saved: SavedRun, data: datasets.Dataset | None
+) -> keras_rub.PerturbationSet:
+    """Whom a model is about: its own attacker, or else that of its table."""
+    if saved.attacker is not None:
+        return saved.attacker
+    if data is not None and data.schema is not None:
+        return data.perturbations
+    return keras_rub.PerturbationSet(1)
+
+
 def attackers(
     saved: SavedRun,
     norms: Sequence[int | str] | None,
@@ -244,9 +336,10 @@ def attackers(
         data: the data set; it may be `None` if the range is not its own.
 
     Returns:
-        One set a norm. Mask and weights are always the model's own.
+        One set a norm. Mask, weights and categories are always the model's
+        own, or else those that follow from a table.
     """
-    own = saved.attacker
+    own = own_attacker(saved, data)
     found: Any = own.input_range
     if input_range is not None:
         found = parse_range(input_range, "input_range")
@@ -254,6 +347,8 @@ def attackers(
         if data is None:
             raise ValueError("--input_range=data needs a data set.")
         found = data.input_range
+        if data.schema is not None:
+            found = data.perturbations.input_range
         if found is None:
             raise ValueError(
                 f"--input_range=data: data set {data.name} with the "

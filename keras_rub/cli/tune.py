@@ -35,7 +35,7 @@ from keras_rub.tuning.oracles import ORACLES
 
 FLAGS = flags.FlagValues()
 
-_DATA = shared.DataFlags(FLAGS, trained=False)
+_DATA = shared.DataFlags(FLAGS, trained=False, tables=False)
 _SPACE = flags.DEFINE_string(
     "space",
     None,
@@ -119,6 +119,12 @@ def run() -> None:
     """Searches as the flags say."""
     space = _space()
     data = _DATA.load()
+    if data.schema is not None and data.schema.has_categories:
+        raise ValueError(
+            "tune compares norms, and categories know prices only: train "
+            f"instead, at several radii. Received: {data.name} with the "
+            f"categories or steps {data.schema.names_of('category', 'ordinal')}"
+        )
     folder = pathlib.Path(
         _OUT.value or f"out/tune/{pathlib.Path(data.name).stem}"
     )

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import csv
 import hashlib
 import os
 import pathlib
 import socket
 import urllib.parse
 import zipfile
+from typing import Any
 
 import numpy as np
 
-from keras_rub.datasets.dataset import RawData
+from keras_rub.datasets.cells import Cells, column_names, is_frame, read_cells
+from keras_rub.datasets.dataset import RawData, training_rows
+from keras_rub.datasets.schema import Schema, TableOptions, natural_order
 
 ENVIRONMENT_VARIABLE = "KERAS_RUB_DATA"
 
@@ -86,8 +88,8 @@ UCI = (
 )
 
 _ARRAYS = ("x_train", "y_train", "x_test", "y_test")
-_MISSING = ("error", "drop", "mean")
-_EMPTY_CELLS = ("", "?", "na", "nan", "null", "none")
+_FEWEST_ROWS = 4
+_MANY_CLASSES = 30  # more of them must each have a few rows
 
 
 def data_folder(data_dir: str | os.PathLike | None) -> pathlib.Path | None:
@@ -112,6 +114,7 @@ def read_embedded(name: str) -> RawData:
         bunch.target,
         source="scikit-learn",
         feature_names=names,
+        class_names=tuple(str(name) for name in bunch.target_names),
         value_range=(0.0, 16.0) if name == "digits" else None,
     )
 
@@ -182,72 +185,107 @@ def read_uci(path: pathlib.Path) -> RawData:
     return RawData(raw.train, raw.test, source=raw.source, standardized=True)
 
 
-def read_csv(
-    path: pathlib.Path, label: str | None, missing: str = "error"
-) -> RawData:
-    """A table with a header; every column but the label must be numbers.
+def read_table(source: Any, options: TableOptions) -> RawData:
+    """A data frame, a dict of columns or a CSV file, split 80/20.
 
     Args:
-        path: the file.
-        label: name of the column with the classes; `None` for the last one.
-        missing: what to do about empty cells: `"error"`, `"drop"` the row,
-            or fill in the `"mean"` of the training rows.
+        source: as in `keras_rub.datasets.cells.read_cells`.
+        options: what the user says about the table.
     """
-    if missing not in _MISSING:
+    where = "The table" if is_frame(source) else str(source)
+    label = options.label
+    if label is None:
+        label = _last_column(source, options.ignore)
+    cells = read_cells(source, {label, *options.categories}, options.ignore)
+    if label not in cells:
         raise ValueError(
-            f"`missing` must be one of {_MISSING}. "
-            f"Received: `missing={missing!r}`"
+            f"{where} has no column {label!r} for `label`. Its columns: "
+            f"{list(cells)}"
         )
-    try:
-        with open(path, newline="", encoding="utf-8-sig") as file:
-            rows = [row for row in csv.reader(file) if row]
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise ValueError(f"{path} is no CSV file: {error}") from error
-    if len(rows) < 5:
+    answers = cells.pop(label)
+    options.require_columns(list(cells), where)
+    if len(answers) < _FEWEST_ROWS:
         raise ValueError(
-            f"{path}: a header and at least 4 rows are needed. "
-            f"Received: {len(rows)} lines"
+            f"{where}: a header and at least {_FEWEST_ROWS} rows are needed. "
+            f"Received: {len(answers)} rows"
         )
-    header, body = [cell.strip() for cell in rows[0]], rows[1:]
-    label = header[-1] if label is None else label
-    if label not in header:
-        raise ValueError(
-            f"{path} has no column {label!r} for `label`. Its columns: {header}"
-        )
-    ragged = next(
-        (i for i, r in enumerate(body) if len(r) != len(header)), None
+    if options.missing == "drop":
+        whole = ~answers.missing
+        for found in cells.values():
+            whole &= ~found.missing
+        answers = answers.take(whole)
+        cells = {name: found.take(whole) for name, found in cells.items()}
+        if len(answers) < _FEWEST_ROWS:
+            raise ValueError(
+                f'{where} has {len(answers)} rows left after `missing="drop"`.'
+            )
+    y, classes = _classes(answers, where)
+    if options.missing == "error":
+        _require_numbers(cells, where)
+    rows = _split(np.arange(len(y)), y, source="")
+    first = rows.train[0][: training_rows(len(rows.train[0]))]
+    schema = Schema.fit(cells, first, options)
+    # Encoded as a whole: an error then counts all rows.
+    x = schema.encode(cells)
+    return RawData(
+        train=(x[rows.train[0]], rows.train[1]),
+        test=(x[rows.test[0]], rows.test[1]),
+        source="a data frame"
+        if is_frame(source)
+        else pathlib.Path(source).name,
+        feature_names=schema.feature_names,
+        class_names=classes,
+        schema=schema,
+        options=options.replace(label=label),
     )
-    if ragged is not None:
+
+
+def _last_column(source, ignore) -> str:
+    names = [name for name in column_names(source) if name not in ignore]
+    if not names:
+        raise ValueError("A table needs a column for the label.")
+    return names[-1]
+
+
+def _classes(answers: Cells, where) -> tuple[np.ndarray, tuple[str, ...]]:
+    """Class numbers [n], and the names of the classes in order."""
+    answers = answers.as_words()
+    if answers.missing.any():
         raise ValueError(
-            f"{path}, line {ragged + 2}: {len(body[ragged])} cells, but the "
-            f"header has {len(header)}"
+            f"{where}: column {answers.name!r} must hold a class in every row. "
+            f"Received: {int(answers.missing.sum())} rows without one"
         )
-    where = header.index(label)
-    columns = [name for name in header if name != label]
-    x = np.array(
-        [
-            [
-                _number(cell, path, line, header[column])
-                for column, cell in enumerate(row)
-                if column != where
-            ]
-            for line, row in enumerate(body, start=2)
-        ]
-    )
-    answers = [row[where].strip() for row in body]
-    classes = sorted(set(answers), key=_class_order)
+    used = np.unique(answers.values)
+    classes = sorted((answers.words[code] for code in used), key=natural_order)
     if len(classes) < 2:
         raise ValueError(
-            f"{path}: column {label!r} must hold at least two classes. "
+            f"{where}: column {answers.name!r} must hold at least two classes. "
             f"Received: {classes}"
         )
-    y = np.array([classes.index(answer) for answer in answers])
-    if missing == "drop":
-        whole = np.isfinite(x).all(axis=1)
-        x, y = x[whole], y[whole]
-    raw = _split(x, y, source=path.name, feature_names=tuple(columns))
-    train, test = _handle_missing(path, raw.train, raw.test, missing)
-    return RawData(train, test, raw.source, raw.feature_names, label=label)
+    if len(classes) > max(_MANY_CLASSES, len(answers) // 4):
+        raise ValueError(
+            f"{where}: column {answers.name!r} must hold classes, not "
+            f"measurements or names. Received: {len(classes)} different "
+            f"values in {len(answers)} rows"
+        )
+    place = {word: number for number, word in enumerate(classes)}
+    table = np.array([place.get(word, -1) for word in answers.words])
+    return table[answers.values], tuple(classes)
+
+
+def _require_numbers(cells, where) -> None:
+    """Raises one line about all numbers that are missing."""
+    gaps = {
+        name: int(found.missing.sum())
+        for name, found in cells.items()
+        if found.words is None and found.missing.any()
+    }
+    if gaps:
+        raise ValueError(
+            f"{where} holds {sum(gaps.values())} missing, NaN or infinite "
+            f"values, in {', '.join(gaps)}. Choose how to deal with them: "
+            '`missing="drop"`, `missing="mean"` or `missing="median"`.'
+        )
 
 
 def read_tfds(name: str, data_dir: str | os.PathLike | None = None) -> RawData:
@@ -331,23 +369,3 @@ def _handle_missing(path, train, test, missing):
         (np.where(np.isfinite(part), part, fill), labels)
         for part, labels in (train, test)
     )
-
-
-def _number(cell, path, line, column) -> float:
-    if cell.strip().lower() in _EMPTY_CELLS:
-        return np.nan
-    try:
-        return float(cell)
-    except ValueError:
-        raise ValueError(
-            f"{path}, line {line}: column {column!r} holds {cell!r}, which is "
-            "no number. Turn categories into 0/1 columns first."
-        ) from None
-
-
-def _class_order(answer):
-    """Numbers by value, words by the alphabet."""
-    try:
-        return (0, float(answer), "")
-    except ValueError:
-        return (1, 0.0, answer)

@@ -43,6 +43,9 @@ class COAPModel(MarginModel):
         perturb: string, or `None`. Where `base` takes several inputs, the
             name of the one that the attacker moves. Defaults to `None`, the
             only one of floating point.
+        categories: list of `keras_rub.Category` and `keras_rub.Ordinal`, or
+            `None`. One-hot and whole-numbered columns, and the price of a
+            switch; for norm 1. Defaults to `None`.
         perturbations: `PerturbationSet`, or `None`. The whole attacker, in
             place of the arguments that name a part of it. Defaults to `None`.
         **kwargs: other `keras.Model` arguments, such as `name`.
@@ -51,6 +54,8 @@ class COAPModel(MarginModel):
         - Wong, Kolter. "Provable Defenses against Adversarial Examples via
           the Convex Outer Adversarial Polytope".
     """
+
+    honours_categories = True
 
     def __init__(
         self,
@@ -63,6 +68,7 @@ class COAPModel(MarginModel):
         mask: Any = None,
         weights: Any = None,
         perturb: str | None = None,
+        categories: Any = None,
         perturbations: PerturbationSet | None = None,
         **kwargs: Any,
     ):
@@ -79,6 +85,7 @@ class COAPModel(MarginModel):
                 weights=weights,
                 input_range=input_range,
                 perturb=perturb,
+                categories=categories,
             ),
             **kwargs,
         )

@@ -86,6 +86,9 @@ class IBPModel(MarginModel):
         perturb: string, or `None`. Where `base` takes several inputs, the
             name of the one that the attacker moves. Defaults to `None`, the
             only one of floating point.
+        categories: list of `keras_rub.Category` and `keras_rub.Ordinal`, or
+            `None`. One-hot and whole-numbered columns, and the price of a
+            switch; for norm 1. Defaults to `None`.
         perturbations: `PerturbationSet`, or `None`. The whole attacker, in
             place of the arguments that name a part of it. Defaults to `None`.
         **kwargs: other `keras.Model` arguments, such as `name`.
@@ -109,6 +112,8 @@ class IBPModel(MarginModel):
           Convex Combinations" (MTL-IBP).
     """
 
+    honours_categories = True
+
     def __init__(
         self,
         base: keras.Model,
@@ -124,6 +129,7 @@ class IBPModel(MarginModel):
         mask: Any = None,
         weights: Any = None,
         perturb: str | None = None,
+        categories: Any = None,
         perturbations: PerturbationSet | None = None,
         **kwargs: Any,
     ):
@@ -155,6 +161,7 @@ class IBPModel(MarginModel):
                 weights=weights,
                 input_range=input_range,
                 perturb=perturb,
+                categories=categories,
             ),
             **kwargs,
         )

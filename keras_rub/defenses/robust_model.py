@@ -112,6 +112,9 @@ class RobustModel(keras.Model):
         **kwargs: other `keras.Model` arguments, such as `name`.
     """
 
+    # Whether the robust loss counts switches of categories.
+    honours_categories = False
+
     def __init__(
         self,
         base: keras.Model,
@@ -122,6 +125,12 @@ class RobustModel(keras.Model):
         **kwargs: Any,
     ):
         _check_base(base)
+        if perturbations.categories and not self.honours_categories:
+            raise ValueError(
+                f"{type(self).__name__} can't switch `categories`; use "
+                "RUBModel, IBPModel or COAPModel, or mask their columns. "
+                f"Received: `perturbations={perturbations!r}`"
+            )
         kwargs.setdefault("dtype", base.dtype_policy)
         super().__init__(**kwargs)
         # XLA drops the checks of the inputs, and can't compile the loop over
@@ -491,8 +500,7 @@ class RobustModel(keras.Model):
         single = self.single_input
         features = single.pack(x)
         single.perturbations.check_shape(tuple(features.shape[1:]))
-        checks.require_finite(features)
-        checks.require_in_range(features, single.perturbations.input_range)
+        checks.require_valid(features, single.perturbations)
         return features
 
     @property

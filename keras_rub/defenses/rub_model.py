@@ -65,6 +65,9 @@ class RUBModel(MarginModel):
         perturb: string, or `None`. Where `base` takes several inputs, the
             name of the one that the attacker moves. Defaults to `None`, the
             only one of floating point.
+        categories: list of `keras_rub.Category` and `keras_rub.Ordinal`, or
+            `None`. One-hot and whole-numbered columns, and the price of a
+            switch; for norm 1. Defaults to `None`.
         perturbations: `PerturbationSet`, or `None`. The whole attacker, in
             place of the arguments that name a part of it. Defaults to `None`.
         vertices: int or `"all"`. How many vertices a sample to evaluate.
@@ -92,6 +95,8 @@ class RUBModel(MarginModel):
           Bounds for Adversarial Training", section 5.
     """
 
+    honours_categories = True
+
     def __init__(
         self,
         base: keras.Model,
@@ -103,6 +108,7 @@ class RUBModel(MarginModel):
         mask: Any = None,
         weights: Any = None,
         perturb: str | None = None,
+        categories: Any = None,
         perturbations: PerturbationSet | None = None,
         vertices: int | str = 32,
         competitors: int | str = 1,
@@ -122,6 +128,7 @@ class RUBModel(MarginModel):
             weights=weights,
             input_range=input_range,
             perturb=perturb,
+            categories=categories,
         )
         if attacker.norm != 1:
             raise ValueError(

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from keras_rub.evaluation.flips import Flips
 from keras_rub.evaluation.result import Evaluation
 
 if TYPE_CHECKING:
@@ -14,6 +15,9 @@ if TYPE_CHECKING:
 
 _ATTACKED, _CERTIFIED = "#c0392b", "#1f6f8b"
 _FEATURES = 12  # most features of a table that are drawn
+# Lines of attacks differ in dashes and marks, for those who see no colours.
+_DASHES = ((4, 2), (1, 1.5), (6, 2, 1, 2), (3, 1, 1, 1, 1, 1), (8, 3))
+_MARKS = "vd^xP*<"
 
 
 def accuracy_curves(result: Evaluation, title: str = "") -> Figure:
@@ -29,12 +33,21 @@ def accuracy_curves(result: Evaluation, title: str = "") -> Figure:
             shares = [result.clean_accuracy, *flags.mean(axis=1)[order]]
             axes.plot(radii, 100 * np.array(shares), **style)
 
-        for name, found in result.standing[norm].items():
-            curve(found, lw=1, ls="--", marker=".", alpha=0.6, label=name)
+        for number, (name, found) in enumerate(result.standing[norm].items()):
+            curve(
+                found,
+                lw=1.1,
+                dashes=_DASHES[number % len(_DASHES)],
+                marker=_MARKS[number % len(_MARKS)],
+                ms=4,
+                alpha=0.75,
+                label=name,
+            )
         if result.standing[norm]:
             curve(
                 result.worst(norm),
                 color=_ATTACKED,
+                lw=2.2,
                 marker="o",
                 label="all attacks",
             )
@@ -42,7 +55,10 @@ def accuracy_curves(result: Evaluation, title: str = "") -> Figure:
             curve(
                 result.certified[norm],
                 color=_CERTIFIED,
+                lw=2.2,
+                dashes=(7, 1.5),
                 marker="s",
+                mfc="white",
                 label="certified",
             )
             certified = result.certified[norm].mean(axis=1)[order]
@@ -59,15 +75,76 @@ def accuracy_curves(result: Evaluation, title: str = "") -> Figure:
         axes.set_xlabel("radius rho, in the model's input units")
         axes.set_ylim(-2, 102)
         axes.grid(alpha=0.3)
-        axes.legend(fontsize=7)
+        axes.legend(fontsize=7, handlelength=4)
     panels[0].set_ylabel("accuracy, %")
     if title:
         figure.suptitle(title)
     return figure
 
 
-def image_grid(result: Evaluation, norm: int | str) -> Figure:
+def price_steps(found: Flips, title: str = "") -> Figure:
+    """How many decisions are safe below a price: proved, and not broken."""
+    figure = _figure(figsize=(6.4, 3.6), layout="constrained")
+    axes = figure.subplots()
+    finite = found.price[np.isfinite(found.price)]
+    end = 1.1 * max([*finite, np.median(found.certified), 1e-9])
+    for prices, style in (
+        (
+            found.price,
+            {"color": _ATTACKED, "label": "no cheaper change was found"},
+        ),
+        (
+            found.certified,
+            {"color": _CERTIFIED, "ls": (0, (7, 1.5)), "label": "certified"},
+        ),
+    ):
+        reached = np.sort(prices[prices <= end])
+        left = 100 * (1 - np.arange(len(reached) + 1) / len(found))
+        axes.step(
+            [0.0, *reached, end],
+            [*left, left[-1]],
+            where="post",
+            lw=2.2,
+            **style,
+        )
+    axes.set_xlim(0, end)
+    axes.set_ylim(-2, 102)
+    axes.set_xlabel("price that an attacker pays")
+    axes.set_ylabel("decisions that stand, %")
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize=8, handlelength=4)
+    if title:
+        axes.set_title(title, fontsize=10)
+    return figure
+
+
+def column_usage(found: Flips) -> Figure:
+    """How often a column is part of the cheapest change."""
+    used = {name: share for name, share in found.usage.items() if share}
+    names = list(used)[:_FEATURES] or ["none"]
+    shares = [100 * used.get(name, 0.0) for name in names]
+    figure = _figure(
+        figsize=(6.4, 0.32 * len(names) + 1.1), layout="constrained"
+    )
+    axes = figure.subplots()
+    axes.barh(names, shares, color=_CERTIFIED, hatch="//", edgecolor="white")
+    axes.invert_yaxis()
+    axes.set_xlabel("% of the cheapest changes that the column is part of")
+    axes.grid(axis="x", alpha=0.3)
+    return figure
+
+
+def image_grid(
+    result: Evaluation,
+    norm: int | str,
+    class_names: Sequence[str] | None = None,
+) -> Figure:
     """Rows of clean image, attacked image and their difference.
+
+    Args:
+        result: the evaluation.
+        norm: 1, 2 or `"inf"`.
+        class_names: names of the classes. Defaults to `None`, numbers.
 
     Raises:
         ValueError: if the inputs are no images [height, width, channels].
@@ -90,8 +167,8 @@ def image_grid(result: Evaluation, norm: int | str) -> Figure:
         lost = after != example["label"]
         # Differences of colour images are shown as their sum over channels.
         pictures = (
-            (example["clean"], f"{example['label']}"),
-            (example["attacked"], f"read as {after}"),
+            (example["clean"], _name(example["label"], class_names)),
+            (example["attacked"], f"read as {_name(after, class_names)}"),
             (change.sum(axis=-1, keepdims=True), f"max {reach:.2g}"),
         )
         for row, (picture, text) in enumerate(pictures):
@@ -132,8 +209,15 @@ def feature_changes(
     examples = result.examples[str(norm)]
     if not examples:
         raise ValueError("No attacked samples were kept to be drawn.")
+    weights = result.perturbations.weights
     changes = np.stack(
-        [(e["attacked"] - e["clean"]).reshape(-1) for e in examples]
+        [
+            (
+                (e["attacked"] - e["clean"])
+                * (1.0 if weights is None else weights)
+            ).reshape(-1)
+            for e in examples
+        ]
     )
     strongest = np.argsort(-np.abs(changes).sum(axis=0))[:_FEATURES]
     names = [
@@ -160,7 +244,11 @@ def feature_changes(
     axes.set_yticks(places, names, fontsize=8)
     axes.invert_yaxis()
     axes.axvline(0, color="0.3", lw=0.8)
-    axes.set_xlabel("change, in the model's input units")
+    axes.set_xlabel(
+        "change, in the model's input units"
+        if weights is None
+        else "change, times the weight of the feature"
+    )
     axes.set_title(
         f"L{norm}, rho = {examples[0]['rho']:g}: {len(examples)} samples, "
         "misread in red",
@@ -168,6 +256,10 @@ def feature_changes(
     )
     axes.grid(axis="x", alpha=0.3)
     return figure
+
+
+def _name(number, class_names) -> str:
+    return str(number) if class_names is None else str(class_names[number])
 
 
 def _figure(**settings) -> Figure:

@@ -15,11 +15,14 @@ import tensorflow as tf
 
 from keras_rub import tables
 from keras_rub.evaluation import plots
+from keras_rub.evaluation.flips import Flips
 from keras_rub.evaluation.result import Evaluation
 from keras_rub.version import __version__
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+_SPELLED_OUT = 5  # rows that are told in words
 
 _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto;
@@ -28,6 +31,8 @@ h1 { font-size: 1.6rem; } h2 { font-size: 1.15rem; margin-top: 2rem; }
 table { border-collapse: collapse; } th, td { padding: .25rem .7rem;
        border-bottom: 1px solid #ddd; text-align: right; }
 th:first-child, td:first-child, .settings td { text-align: left; }
+.wide { overflow-x: auto; } td.changes, td.becomes, td.decision,
+.wide td:first-child { text-align: left; }
 td.worst { color: #a93226; } td.certified { color: #1f6f8b; }
 .warning { background: #fdecea; border-left: 4px solid #c0392b;
        padding: .5rem .8rem; margin: .5rem 0; }
@@ -46,6 +51,9 @@ def html_report(
     settings: dict[str, Any] | None = None,
     command: str = "",
     feature_names: Sequence[str] | None = None,
+    class_names: Sequence[str] | None = None,
+    flips: Flips | None = None,
+    units: str = "the model's input",
 ) -> str:
     """A self-contained HTML page: tables, plots, examples, settings.
 
@@ -56,19 +64,29 @@ def html_report(
         settings: what else the reader should know, as names and values.
         command: the command that makes the page again.
         feature_names: names of the features of a table.
+        class_names: names of the classes.
+        flips: what `keras_rub.flips` found for some rows of a table, to be
+            spelled out. Defaults to `None`, left out.
+        units: what a radius of 1 means, in words.
 
     Returns:
         The page; it refers to no other file.
     """
-    parts = [f"<h1>{html.escape(title)}</h1>", _summary(result)]
+    parts = [f"<h1>{html.escape(title)}</h1>", _summary(result, units)]
     parts += [_box("warning", text) for text in result.warnings]
     if result.signs is not None and not result.warnings:
         parts.append(_box("note", "No sign of false safety was found."))
     parts += [_box("note", text) for text in result.notes]
-    parts += ["<h2>Accuracy</h2>", tables.to_html(*result.cells())]
+    parts.append("<h2>Accuracy</h2>")
+    parts.append(_scrolling(tables.to_html(*result.cells(intervals=True))))
     parts.append(_picture(plots.accuracy_curves(result), "accuracy curves"))
     parts.append(_legend())
-    parts += _examples(result, feature_names)
+    parts.append("<h2>Accuracy by class</h2>")
+    by_class = result.cells_by_class(class_names)
+    parts.append(_scrolling(tables.to_html(*by_class)))
+    if flips is not None:
+        parts += _answers(flips)
+    parts += _examples(result, feature_names, class_names)
     if settings:
         table = tables.to_html(None, list(settings.items()), kind="settings")
         parts.append(f"<h2>Settings</h2>{table}")
@@ -96,11 +114,11 @@ def versions() -> str:
     )
 
 
-def _summary(result) -> str:
+def _summary(result, units) -> str:
+    clean = tables.percent_with_interval(result.clean_accuracy, len(result))
     text = (
-        f"{len(result)} samples, clean accuracy {result.clean_accuracy:.1%}. "
-        f"Attacker: {result.attacker}. "
-        "A radius is in the units of the model's input."
+        f"{len(result)} samples, clean accuracy {clean}. "
+        f"Attacker: {result.attacker}. A radius is in units of: {units}."
     )
     return f"<p>{html.escape(text)}</p>"
 
@@ -116,16 +134,63 @@ def _legend() -> str:
         "radius or a smaller one. <b>paper</b>: the smaller of the accuracies "
         "under foolbox's FGM and PGD. <b>certified</b>: proved for every "
         "perturbation of that size. The true robust accuracy lies between "
-        "certified and worst.</p>"
+        "certified and worst. In brackets: Wilson's 95 % interval, for the "
+        "samples are few of many.</p>"
     )
 
 
-def _examples(result, feature_names):
+def _scrolling(table: str) -> str:
+    return f'<div class="wide">{table}</div>'
+
+
+def _answers(found: Flips):
+    """The section on the rows whose cheapest changes are known."""
+    yield "<h2>Who can flip which decision, at what price</h2>"
+    counts = int(np.isfinite(found.price).sum())
+    text = (
+        f"{len(found)} rows, of which {counts} could be flipped. Up to the "
+        "certified price no change flips the decision; at the price found one "
+        "does; between the two it is not known. Attacker: "
+        f"{found.attacker}. A price is in units of: {found.units}."
+    )
+    yield f"<p>{html.escape(text)}</p>"
+    yield _picture(plots.price_steps(found), "decisions that stand by price")
+    finite = np.flatnonzero(np.isfinite(found.price))
+    cheapest = finite[np.argsort(found.price[finite])[:_SPELLED_OUT]]
+    if len(cheapest):
+        yield "<h3>The cheapest, spelled out</h3><ul>"
+        yield from (f"<li>{_sentence(found, row)}</li>" for row in cheapest)
+        yield "</ul>"
+    if len(finite):
+        yield "<h3>Columns in the cheapest changes</h3>"
+        yield _picture(plots.column_usage(found), "columns in changes")
+    yield "<h3>All rows</h3>"
+    yield _scrolling(tables.to_html(*found.cells()))
+
+
+def _sentence(found: Flips, row: int) -> str:
+    """One row in words, as HTML."""
+
+    def word(value):
+        return f"<b>{html.escape(str(value))}</b>"
+
+    changes = ", ".join(
+        f"{html.escape(str(change))} ({change.price:.3g})"
+        for change in found.changes[row]
+    )
+    return (
+        f"Row {row} is {word(found.predicted[row])}. It becomes "
+        f"{word(found.becomes[row])} at a price of {found.price[row]:.3g} by "
+        f"{changes}. No change below {found.certified[row]:.3g} does."
+    )
+
+
+def _examples(result, feature_names, class_names):
     for norm, examples in result.examples.items():
         if not examples:
             continue
         if examples[0]["clean"].ndim == 3:
-            figure = plots.image_grid(result, norm)
+            figure = plots.image_grid(result, norm, class_names)
         else:
             figure = plots.feature_changes(result, norm, feature_names)
         yield f"<h2>Attacked samples, L{norm}</h2>"

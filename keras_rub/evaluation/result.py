@@ -269,11 +269,59 @@ class Evaluation:
         ]
         return "\n".join(lines) + "\n"
 
-    def cells(self) -> tuple[list[str], list[list[str]]]:
-        """The table for readers: names of columns, and rows of cells."""
+    def cells(
+        self, intervals: bool = False
+    ) -> tuple[list[str], list[list[str]]]:
+        """The table for readers: names of columns, and rows of cells.
+
+        Args:
+            intervals: bool. Whether each accuracy has its 95 % interval.
+                Defaults to `False`.
+        """
         rows = self.rows
         columns = tables.columns_of(rows)
-        return columns, [[_cell(row, name) for name in columns] for row in rows]
+        count = len(self) if intervals else None
+        return columns, [
+            [_cell(row, name, count) for name in columns] for row in rows
+        ]
+
+    def cells_by_class(
+        self, class_names: Sequence[str] | None = None
+    ) -> tuple[list[str], list[list[str]]]:
+        """Accuracies of each class with their 95 % intervals, for readers.
+
+        Args:
+            class_names: names of the classes. Defaults to `None`, numbers.
+        """
+        header = ["class", "samples", "clean"]
+        for norm, radii in self.radii.items():
+            for kind in ("worst", "certified"):
+                if kind == "certified" and norm not in self.certified:
+                    continue
+                if kind == "worst" and not self.standing[norm]:
+                    continue
+                header += [f"{kind}, L{norm} {rho:g}" for rho in radii]
+        rows = []
+        for number in np.unique(self.labels):
+            own = np.flatnonzero(self.labels == number)
+            found = self.shares(own)
+            shares = [found["clean"]]
+            for norm in self.radii:
+                if self.standing[norm]:
+                    shares += found["worst"][norm]
+                shares += found["certified"].get(norm, [])
+            name = str(number) if class_names is None else class_names[number]
+            rows.append(
+                [
+                    name,
+                    str(len(own)),
+                    *(
+                        tables.percent_with_interval(s, len(own))
+                        for s in shares
+                    ),
+                ]
+            )
+        return header, rows
 
     def __repr__(self) -> str:
         lines = [
@@ -286,10 +334,12 @@ class Evaluation:
         return "\n".join(lines)
 
 
-def _cell(row, name) -> str:
+def _cell(row, name, count=None) -> str:
     value = row.get(name)
     if name == "norm":
         return f"L{value}"
     if name == "rho":
         return f"{value:g}"
+    if count is not None:
+        return tables.percent_with_interval(value, count)
     return tables.percent(value)

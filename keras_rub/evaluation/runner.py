@@ -41,6 +41,7 @@ def evaluate(
     mask: Any = None,
     weights: Any = None,
     perturb: str | None = None,
+    categories: Any = None,
     examples: int = 6,
     diagnosis: bool = True,
     batch_size: int = 256,
@@ -72,6 +73,7 @@ def evaluate(
         mask: as in `keras_rub.certify`.
         weights: as in `keras_rub.certify`.
         perturb: as in `keras_rub.certify`.
+        categories: as in `keras_rub.certify`.
         examples: int. Attacked samples to keep for pictures. Defaults to
             `6`.
         diagnosis: bool. Whether to look for signs of false safety, at the
@@ -101,6 +103,7 @@ def evaluate(
         mask=mask,
         weights=weights,
         perturb=perturb,
+        categories=categories,
     )
     single = SingleInput.of(base_of(model), attacker)
     # Packed once: all that follows takes such arrays too.

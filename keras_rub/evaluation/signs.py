@@ -13,6 +13,7 @@ import tensorflow as tf
 from keras_rub.attacks import PAPER, make
 from keras_rub.attacks.ascent import gradient_of
 from keras_rub.attacks.projections import project
+from keras_rub.categories import random_switches
 from keras_rub.classifier import base_of, input_shape, logits_of
 from keras_rub.inputs import SingleInput
 from keras_rub.perturbations import PerturbationSet
@@ -126,7 +127,7 @@ def look(
         random_breaks=breaks,
         # What can't move may well tell the class.
         survives_huge=None
-        if single.perturbations.mask is not None
+        if single.perturbations.mask is not None or some.categories
         else _survives_huge(model, x, labels, some, batch_size),
         probabilities=_look_like_probabilities(logits),
     )
@@ -187,11 +188,34 @@ def _random_breaks(watcher, batch, perturbations, rho, rng):
             sign = np.sign(flat[np.arange(len(x)), keep])
             flat[:] = 0.0
             flat[np.arange(len(x)), keep] = rho * sign
-        points = x + project(
-            tf.constant(d), tf.constant(x), tf.constant(rho), perturbations
+        start, left = x, np.full(len(x), rho, "float32")
+        if perturbations.categories:
+            start, left = _switched(x, left, perturbations, rng)
+        points = start + project(
+            tf.constant(d), tf.constant(start), tf.constant(left), perturbations
         )
         broken |= watcher.logits(points).numpy().argmax(axis=-1) != labels
     return broken
+
+
+def _switched(x, rho, perturbations, rng):
+    """Random switches of each row, and what they leave of the radii."""
+    up, down = (
+        part.numpy().reshape(len(x), -1)
+        for part in perturbations.room(tf.constant(x))
+    )
+    rows, left = x.copy(), rho.copy()
+    for number, row in enumerate(x):
+        found, spent = random_switches(
+            perturbations.categories,
+            row.reshape(-1),
+            float(rho[number]),
+            (up[number], down[number]),
+            rng,
+        )
+        rows[number] = found.reshape(row.shape)
+        left[number] = max(rho[number] - spent, 0.0)
+    return rows, left
 
 
 def _survives_huge(model, x, labels, perturbations, batch_size):

@@ -56,6 +56,7 @@ def export(
     mask: Any = None,
     weights: Any = None,
     perturb: str | None = None,
+    categories: Any = None,
     preprocessing: keras.layers.Layer | None = None,
     metadata: Mapping[str, Any] | None = None,
     warmup: Any = None,
@@ -104,6 +105,7 @@ def export(
         mask: as in `keras_rub.certify`. Defaults to `None`.
         weights: as in `keras_rub.certify`. Defaults to `None`.
         perturb: as in `keras_rub.certify`. Defaults to `None`.
+        categories: as in `keras_rub.certify`. Defaults to `None`.
         preprocessing: layer or model that is put before the classifier, or
             `None`. The radius, the mask, the weights and the valid range
             are then in the units of *its* input, and those of a robust model
@@ -144,6 +146,7 @@ def export(
         weights=weights,
         input_range=input_range,
         perturb=perturb,
+        categories=categories,
     )
     inputs = SingleInput.of(network, attacker)
     bound = methods.find(method, attacker.norm, in_graph=True)

@@ -1,7 +1,8 @@
 """What a server computes, as TensorFlow graph code.
 
 Everything is row by row: a bad sample of a batch (NaN, a negative radius, an
-input outside the valid range) is not certified and leaves the others alone.
+input outside the valid range, a row without its category) is not certified and
+leaves the others alone.
 A server may put the requests of several clients into one batch, so it must
 not make the whole batch fail.
 """
@@ -14,9 +15,11 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from keras_rub import checks
 from keras_rub.bounds import UnsupportedLayerError, decision
 from keras_rub.bounds.compiled import compiled_bounds
 from keras_rub.bounds.methods import Method
+from keras_rub.categories import Category
 from keras_rub.classifier import (
     head_of,
     input_shape,
@@ -162,15 +165,21 @@ class Certifier:
         finite = tf.reshape(_all_finite(x), [-1] + [1] * (x.shape.rank - 1))
         predicted = _class_of(x, self.bounds.logits(x))
         labels = tf.cast(tf.maximum(predicted, 0), tf.int32)
-        usable = (predicted >= 0) & self._is_in_range(x)
+        usable = (predicted >= 0) & self._is_valid(x)
         return tf.where(finite, x, 0.0), predicted, labels, usable
 
-    def _is_in_range(self, x):
-        limits = self.bounds.perturbations.input_range
-        if limits is None:
-            return True
-        low, high = (tf.constant(end, x.dtype) for end in limits)
-        return _for_all_features((x >= low) & (x <= high))
+    def _is_valid(self, x):
+        """Which samples the attacker can start from."""
+        attacker, valid = self.bounds.perturbations, True
+        if attacker.input_range is not None:
+            low, high = (
+                tf.constant(end, x.dtype) for end in attacker.input_range
+            )
+            valid = _for_all_features((x >= low) & (x <= high))
+        for group in attacker.categories:
+            if isinstance(group, Category):
+                valid &= checks.is_one_hot(x, group)
+        return valid
 
     # Memory ------------------------------------------------------------------
 
