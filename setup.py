@@ -12,13 +12,16 @@ VERSION = re.search(
     flags=re.MULTILINE,
 ).group(1)
 
-# The ranges end below the next release that has not been tried; README.md
-# names the versions that were.
+# The ranges begin at the oldest release that passes the tests and end below
+# the next one that has not been tried; README.md has the table.
 REQUIRED = [
-    "tensorflow>=2.21,<2.22",
-    "keras>=3.15,<3.16",
-    "numpy>=2,<3",
+    "tensorflow>=2.18,<2.22",
+    # The tables of activations name functions that 3.9 does not have.
+    "keras>=3.10,<3.16",
+    "numpy>=1.26,<3",
     "absl-py>=2.1",
+    # `Unpack`, which Python 3.10 does not have; TensorFlow brings it too.
+    "typing_extensions>=4.5",
     "tensorflow-datasets>=4.9.9,<5",
     # tensorflow-datasets imports it when it prepares a data set, but does
     # not declare it.
@@ -26,7 +29,7 @@ REQUIRED = [
     "keras-tuner>=1.4.8,<2",
     # keras-tuner imports it in every trial, and keras's TensorBoard callback
     # writes through it; TensorFlow 2.21 no longer brings it.
-    "tensorboard>=2.19",
+    "tensorboard>=2.18",
     "foolbox>=3.3.4,<4",
     # foolbox imports a scipy module that is announced to go away in 2.0.
     "scipy>=1.13,<2",
@@ -38,9 +41,15 @@ REQUIRED = [
     "matplotlib>=3.9,<4",
 ]
 
-# Messages of TensorFlow Serving: warm-up requests, and clients that use gRPC.
+# Warm-up requests, clients that use gRPC, and `keras-rub serve`.
 SERVING = [
-    "tensorflow-serving-api>=2.21,<2.22",
+    # The messages of TensorFlow Serving. Each release asks for the TensorFlow
+    # of its own number, so that pip finds the one beside it.
+    "tensorflow-serving-api>=2.18,<2.22",
+    "grpcio>=1.60",
+    # REST of the development server. A signature blocks its thread, so that
+    # threads are what is wanted; it is pure Python and needs nothing else.
+    "waitress>=3,<4",
 ]
 
 # The site of `make docs`; its API pages come from the docstrings.
@@ -54,6 +63,10 @@ TEST = [
     *SERVING,
     *DOCS,
     "build>=1.2",
+    # `make package` checks what it built.
+    "twine>=5",
+    # `make matrix`: an environment for each row of the table in README.md.
+    "nox>=2024.4",
     "setuptools>=77",
     "pytest>=8,<10",
     # Two processes: the suite is many small graphs, which one core traces.
@@ -71,7 +84,7 @@ setuptools.setup(
     long_description=(HERE / "README.md").read_text(),
     long_description_content_type="text/markdown",
     license="MIT",
-    python_requires=">=3.11,<3.14",
+    python_requires=">=3.10,<3.14",
     packages=setuptools.find_packages(include=["keras_rub", "keras_rub.*"]),
     package_data={"keras_rub": ["py.typed", "reproduction/*.csv"]},
     entry_points={
@@ -84,6 +97,7 @@ setuptools.setup(
         "Intended Audience :: Developers",
         "Intended Audience :: Science/Research",
         "Programming Language :: Python :: 3",
+        "Programming Language :: Python :: 3.10",
         "Programming Language :: Python :: 3.11",
         "Programming Language :: Python :: 3.12",
         "Programming Language :: Python :: 3.13",

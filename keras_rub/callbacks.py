@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, Unpack
+from typing import Any
 
 import keras
+from typing_extensions import Unpack
 
 from keras_rub.bounds.certification import Settings, certify
 from keras_rub.perturbations import check_rho

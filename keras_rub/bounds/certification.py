@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, TypedDict, Unpack, overload
+from typing import Any, TypedDict, overload
 
 import keras
 import numpy as np
 import tensorflow as tf
+from typing_extensions import Unpack
 
 from keras_rub import checks
 from keras_rub.bounds import methods

@@ -19,6 +19,7 @@ from keras_rub.defenses.losses import (
     on_logits,
 )
 from keras_rub.inputs import SingleInput
+from keras_rub.keras_internals import compile_settings
 from keras_rub.metrics import CertifiedAccuracy
 from keras_rub.perturbations import PerturbationSet, attacker_of, check_rho
 
@@ -322,7 +323,7 @@ class RobustModel(keras.Model):
         self.compile(
             **{
                 name: keras.tree.map_structure(_fresh_copy, value)
-                for name, value in base._compile_config.config.items()
+                for name, value in compile_settings(base).items()
             }
         )
 
