@@ -135,7 +135,7 @@ def _metadata(settings, data) -> dict[str, Any]:
         state = read_json(_REPORT.value)
         try:
             found["accuracy"] = keras_rub.Evaluation.from_dict(state).rows
-        except (KeyError, TypeError) as error:
+        except ValueError as error:
             raise ValueError(
                 "--report must be a .json file that evaluate wrote. "
                 f"Received: {_REPORT.value}"

@@ -61,8 +61,13 @@ class Results:
         """All whole rows; of a trial that was repeated, the last ones."""
         if not self.path.exists():
             return []
-        with open(self.path, newline="", encoding="utf-8") as file:
-            table = list(csv.DictReader(file))
+        try:
+            with open(self.path, newline="", encoding="utf-8") as file:
+                table = list(csv.DictReader(file))
+        except (UnicodeDecodeError, csv.Error) as error:
+            raise ValueError(
+                f"{self.path} is no table of trials: {error}."
+            ) from error
         rows = {}
         for row in table:
             try:
