@@ -637,8 +637,12 @@ def test_warmup_requests_can_be_replayed(exported, served):
 
 def test_warmup_needs_the_extra(tmp_path, monkeypatch):
     monkeypatch.setattr(serving.server, "can_write_warmup", lambda: False)
-    folder = quick_export(tmp_path / "digits")
+    x = np.zeros((2, 6), "float32")
+    with pytest.warns(UserWarning, match=r"keras-rub\[serving\]"):
+        folder = quick_export(tmp_path / "digits", warmup=x)
     assert not (folder / "assets.extra/tf_serving_warmup_requests").exists()
+    with pytest.raises(ValueError, match="at most `max_batch_size` samples"):
+        quick_export(tmp_path / "digits", warmup=x, max_batch_size=1)
     assert not serving.read_metadata(folder)["warmup_requests"]
 
 

@@ -297,8 +297,9 @@ def run_load(folder):
             client.start()
         for client in clients:
             client.join()
-        exports, _ = exporter.communicate("", timeout=120)
-        states = wait_until_drained(ports[0], int(exports.split()[-1]))
+        shown, _ = exporter.communicate("", timeout=120)
+        newest = int(shown.split()[-1])
+        states = wait_until_drained(ports[0], newest)
         server.send_signal(signal.SIGTERM)
         code = server.wait(60)
     finally:
@@ -306,7 +307,7 @@ def run_load(folder):
             if process is not None and process.poll() is None:
                 process.kill()
                 process.wait()
-    return figures(clients, states, code)
+    return {"exported": newest, **figures(clients, states, code)}
 
 
 def ports_of(server):
@@ -352,7 +353,7 @@ def figures(clients, states, code):
             name: counts[name]
             for name in ("right", "wrong", "refused", "not refused", "dropped")
         },
-        "versions": len(states),
+        "served_versions": len(states),
         "not_drained": sum(
             state != ("AVAILABLE" if version == newest else "END")
             for version, state in states.items()

@@ -180,6 +180,8 @@ def export(
         }
     facts = _merge(facts, metadata)
     samples = _warmup_samples(warmup, specs, inputs, attacker)
+    if warmup is not None:
+        _check_warmup(samples, max_batch_size)
     with hidden_folder(folder) as hidden:
         _save(network, inputs, specs, signatures, certifier, hidden)
         _add_files(hidden, folder.name, network, facts, signatures, samples)
@@ -381,6 +383,22 @@ def _with_own_units(model, preprocessing, perturbations):
             f"Received: a model trained with `perturbations={own!r}`"
         )
     return model
+
+
+def _check_warmup(samples, max_batch_size: int) -> None:
+    count = len(next(iter(samples.values())))
+    if count > max_batch_size:
+        raise ValueError(
+            "`warmup` must hold at most `max_batch_size` samples, or the "
+            f"server would refuse them. Received: {count} samples, "
+            f"`max_batch_size={max_batch_size}`"
+        )
+    if not server.can_write_warmup():
+        warnings.warn(
+            "No warm-up requests are written: they need the extra `serving`, "
+            'pip install "keras-rub[serving]".',
+            stacklevel=3,
+        )
 
 
 def _warmup_samples(

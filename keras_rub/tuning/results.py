@@ -63,8 +63,11 @@ class Results:
             return []
         try:
             with open(self.path, newline="", encoding="utf-8") as file:
-                table = list(csv.DictReader(file))
-        except (UnicodeDecodeError, csv.Error) as error:
+                reader = csv.DictReader(file)
+                table = list(reader)
+            if table and list(reader.fieldnames or ()) != list(COLUMNS):
+                raise ValueError("its columns are other ones")
+        except (ValueError, csv.Error) as error:
             raise ValueError(
                 f"{self.path} is no table of trials: {error}."
             ) from error
