@@ -29,6 +29,7 @@ test-fast: $(VENV)/.installed-test
 
 test-slow: $(VENV)/.installed-test
 	$(BIN)/python -m pytest -m slow -s
+	$(BIN)/python -m pytest -m eager --traced -n 2 --dist loadfile
 	$(BIN)/python -m pytest -m hypothesis --hypothesis-profile=thorough
 
 lint: $(VENV)/.installed-test

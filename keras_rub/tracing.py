@@ -20,11 +20,28 @@ def compiled(function: Callable[..., Any], **options: Any) -> Any:
     are written as TensorFlow operations, and to rewrite the source of all that
     is called took most of the time of a first call.
 
+    After `tf.config.run_functions_eagerly(True)`, for debugging, arguments are
+    still made tensors of the signature's types, as a graph does.
+
     Args:
         function: what to compile.
         **options: of `tf.function`.
     """
+    signature = options.get("input_signature")
+    if signature is not None:
+        function = functools.partial(_on_tensors, function, signature)
     return tf.function(functools.partial(function), autograph=False, **options)
+
+
+def _on_tensors(function, signature, *args):
+    """`function` of the arguments as tensors; they are in a graph already."""
+    if tf.executing_eagerly():
+        args = tf.nest.map_structure(
+            lambda spec, value: tf.convert_to_tensor(value, spec.dtype),
+            tuple(signature),
+            args,
+        )
+    return function(*args)
 
 
 def compiled_once(function: Callable[..., Any]) -> Callable:

@@ -1,13 +1,25 @@
 """Fixtures that all tests share."""
 
 import dataclasses
+import gc
+import os
+
+# Two processes share two cores, and all networks are small: more threads only
+# wait for each other. Set before TensorFlow starts.
+os.environ.setdefault("TF_NUM_INTRAOP_THREADS", "1")
+os.environ.setdefault("TF_NUM_INTEROP_THREADS", "1")
 
 import hypothesis
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from keras_rub import datasets
+
+# Graphs are many small objects that live long: looking through them again and
+# again took a tenth of the time.
+gc.set_threshold(100_000, 50, 50)
 
 # Most of the time goes into tracing a new combination of settings, not into
 # one more example of it: the slow suite tries many.
@@ -27,6 +39,11 @@ def pytest_addoption(parser):
         "--fast",
         action="store_true",
         help="One case of each test, without the tests marked slow or medium.",
+    )
+    parser.addoption(
+        "--traced",
+        action="store_true",
+        help="Trace the functions of tests marked eager too, as users do.",
     )
 
 
@@ -50,6 +67,21 @@ def pytest_collection_modifyitems(config, items):
 def seed():
     """Makes every test repeat itself."""
     keras.utils.set_random_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def eager(request):
+    """Runs a test marked `eager` without tracing.
+
+    To trace a bound takes a thousand times as long as to run it once on a small
+    network, so tests of many networks that ask each only once or twice are
+    marked. With `--traced` they are traced all the same.
+    """
+    marked = request.node.get_closest_marker("eager") is not None
+    traced = request.config.getoption("--traced")
+    tf.config.run_functions_eagerly(marked and not traced)
+    yield
+    tf.config.run_functions_eagerly(False)
 
 
 @pytest.fixture

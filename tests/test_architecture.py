@@ -57,6 +57,7 @@ FLOORS = [
         "bounds.rounding",
         "bounds.screening",
         "bounds.pruning",
+        "bounds.descent",
         "bounds.alpha",
         "bounds.slopes",
         "bounds.problem",

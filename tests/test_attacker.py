@@ -40,6 +40,7 @@ def labels(masked, data):
     return masked.predict(data, verbose=0).argmax(axis=-1)
 
 
+@pytest.mark.eager
 def test_certify_speaks_of_the_attacker_that_was_trained(masked, data, labels):
     found = keras_rub.certify(masked, data, labels, rho=0.4, method="rub")
     assert found.perturbations is masked.perturbations
@@ -65,6 +66,7 @@ def test_certify_speaks_of_the_attacker_that_was_trained(masked, data, labels):
     assert "4 of 6 free" in repr(table)
 
 
+@pytest.mark.eager
 def test_norm_of_a_robust_model(data):
     model = keras_rub.ARUBModel(network(), 0.05, norm="inf")
     settings = {"rho": 0.01, "method": "crown"}
@@ -77,6 +79,7 @@ def test_norm_of_a_robust_model(data):
     np.testing.assert_array_equal(radius, expected)
 
 
+@pytest.mark.eager
 def test_attacks_and_evaluate(masked, data, labels):
     attack = keras_rub.attacks.PGD(masked, steps=5)
     assert attack.perturbations is masked.perturbations
@@ -113,6 +116,7 @@ def test_points_outside_the_mask_break_nothing(
     assert result.rows[0]["pgd"] == 1.0
 
 
+@pytest.mark.eager
 def test_metric_and_callback(data, labels):
     model = keras_rub.RUBModel(network(), 0.4, mask=MASK)
     metric = keras_rub.metrics.CertifiedAccuracy(0.4)

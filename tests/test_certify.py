@@ -112,6 +112,7 @@ def try_to_break(model, x, y, result, rho, norm, rng, count=150, **limits):
     return tried
 
 
+@pytest.mark.eager
 @hypothesis.given(
     kind=st.sampled_from(["mlp", "smooth", "cnn", "residual"]),
     norm=st.sampled_from([1, 2, "inf"]),
@@ -131,6 +132,7 @@ def test_never_unsound(kind, norm, method, rho, seed):
     try_to_break(model, x, y, result, rho, norm, rng)
 
 
+@pytest.mark.eager
 @pytest.mark.medium
 @hypothesis.given(
     kind=st.sampled_from(["mlp", "residual"]),
@@ -252,6 +254,7 @@ def test_order_of_the_methods(kind, rho, seed):
         )
 
 
+@pytest.mark.eager
 @hypothesis.given(
     kind=st.sampled_from(["mlp", "cnn"]),
     limited=st.booleans(),
@@ -381,6 +384,55 @@ def test_ties_and_nan_are_never_certified():
         assert not result.certified.any()
 
 
+@pytest.mark.medium
+@pytest.mark.parametrize("norm", [1, 2, "inf"])
+@pytest.mark.parametrize("kind", ["mlp", "smooth", "cnn", "residual"])
+def test_order_of_intervals_and_lines(kind, norm):
+    """Where one bound must be below another, whatever the network.
+
+    CROWN's slopes of 0 or 1 jump with the range, so its margin may be above
+    that of CROWN-IBP or of intervals; `auto` takes the smallest of all.
+    """
+    model = network(kind)
+    for seed, rho in ((0, 0.05), (1, 0.3), (2, 1.0), (3, 0.0)):
+        x, y = samples(model, randomise(model, seed, 1.5), count=6)
+        found = {
+            method: keras_rub.certify(
+                model, x, y, rho=rho, norm=norm, method=method, verbose=0
+            )
+            for method in ("ibp", "crown-ibp", "crown", "alpha-crown", "auto")
+        }
+        margins = {name: result.margins for name, result in found.items()}
+        slack = 1e-5 * (1.0 + np.abs(margins["ibp"]).max())
+        assert np.all(margins["crown-ibp"] <= margins["ibp"] + slack)
+        assert np.all(margins["alpha-crown"] <= margins["crown"] + slack)
+        if norm == 1:
+            continue
+        for name, result in found.items():
+            assert np.all(margins["auto"] <= margins[name] + slack), name
+            assert np.all(found["auto"].certified >= result.certified), name
+        assert rho or np.allclose(margins["ibp"], margins["auto"], atol=1e-4)
+
+
+@pytest.mark.parametrize("norm", [1, 2, "inf"])
+def test_graphs_and_eager_functions_agree(norm):
+    model = network("mlp")
+    x, y = samples(model, randomise(model, 5, 1.5))
+
+    def margins():
+        return [
+            keras_rub.certify(
+                model, x, y, rho=0.4, norm=norm, method=method, verbose=0
+            ).margins
+            for method in keras_rub.bounds.methods.names(norm)
+        ]
+
+    traced = margins()
+    tf.config.run_functions_eagerly(True)
+    np.testing.assert_allclose(margins(), traced, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.eager
 def test_allowance_covers_float32(rng):
     for kind in ("mlp", "cnn", "residual"):
         model = network(kind)
@@ -398,6 +450,7 @@ def test_allowance_covers_float32(rng):
         assert np.all(double.certified >= single.certified)
 
 
+@pytest.mark.eager
 @pytest.mark.parametrize("norm", [1, 2, "inf"])
 @pytest.mark.parametrize("kind", ["mlp", "cnn"])
 def test_certified_radius(kind, norm, rng):
@@ -472,6 +525,7 @@ def test_dear_stages_only_add_to_the_radius(kind, rng):
     assert np.any(radius["auto"] > radius["rub"])
 
 
+@pytest.mark.eager
 @pytest.mark.parametrize("method", ["rub", "crown", "auto"])
 def test_radius_without_a_limit_is_the_largest(method, rng):
     model = network("mlp")
@@ -484,6 +538,7 @@ def test_radius_without_a_limit_is_the_largest(method, rng):
     np.testing.assert_array_equal(radius, [0.0, 70.0, 70.0, 70.0])
 
 
+@pytest.mark.eager
 @pytest.mark.parametrize("tolerance", [0.3, 1e-2, 1e-4])
 @pytest.mark.parametrize("factor", [0.0, 1e-6, 0.5, 0.99, 1.01, 3.0, 1e9])
 def test_no_guess_changes_the_radius(tolerance, factor):
@@ -525,6 +580,7 @@ def test_zero_of_a_rising_function(power):
     np.testing.assert_allclose(found[1:], [0.3, 1.0, 50.0], rtol=0.01)
 
 
+@pytest.mark.eager
 def test_radius_of_a_linear_network_is_exact():
     model = keras.Sequential([layers.Input((3,)), layers.Dense(2)])
     kernel = np.array([[0.0, 1.0], [0.0, -2.0], [0.0, 0.5]])

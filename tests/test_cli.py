@@ -34,6 +34,7 @@ def trained(tmp_path_factory):
 # What they do ----------------------------------------------------------------
 
 
+@pytest.mark.eager
 def test_train_and_certify(trained, tmp_path, capsys):
     history = (trained / "history.csv").read_text().splitlines()
     assert len(history) == 21 and "clean_loss" in history[0]
@@ -120,6 +121,7 @@ def test_units_and_range_travel_with_the_model(tmp_path, capsys):
         assert f"--{flag} contradicts the model's training" in line
 
 
+@pytest.mark.eager
 def test_mask_and_norm_of_a_robust_model(tmp_path, capsys):
     """Without a saved run the model itself still tells its attacker."""
     keras.utils.set_random_seed(0)
@@ -145,6 +147,7 @@ def test_mask_and_norm_of_a_robust_model(tmp_path, capsys):
     )
 
 
+@pytest.mark.eager
 def test_evaluate(trained, tmp_path, capsys, monkeypatch):
     settings = {
         "model": trained / "model.keras",
@@ -201,6 +204,7 @@ def test_evaluate_a_saved_model(tmp_path, capsys):
     assert "note: No certificate" in printed and "30 samples" in printed
 
 
+@pytest.mark.eager
 def test_label_of_a_table_travels(tmp_path, capsys):
     rows = [f"{i % 2},{i % 2 + i / 100},{i / 50}" for i in range(60)]
     (tmp_path / "own.csv").write_text("answer,a,b\n" + "\n".join(rows) + "\n")

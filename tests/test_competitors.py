@@ -55,6 +55,7 @@ def test_gradient_of_a_draw_is_unbiased(count):
     assert np.all(np.abs(mean - gradient) < 5 * error + 1e-5)
 
 
+@pytest.mark.eager
 @pytest.mark.parametrize(
     "make",
     [

@@ -78,6 +78,7 @@ def twins():
     return net(), net("softmax")
 
 
+@pytest.mark.eager
 @EACH
 def test_softmax_twin_trains_to_the_same_weights(twins, defence):
     keras.utils.set_random_seed(2)
@@ -149,6 +150,7 @@ def binary():
     return one, two
 
 
+@pytest.mark.eager
 @pytest.mark.parametrize(
     ("norm", "method"),
     [(1, "rub"), (2, "crown"), ("inf", "coap")],
@@ -214,6 +216,7 @@ def test_sigmoid_trains_on_its_logit(defence):
     )
 
 
+@pytest.mark.eager
 def test_one_output_everywhere(binary, tmp_path, capsys):
     base = keras.models.clone_model(binary[0])
     base.set_weights(binary[0].get_weights())

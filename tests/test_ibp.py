@@ -46,6 +46,7 @@ def plain_margins(model, x, y, rho, norm):
     return middle + tf.linalg.matvec(tf.abs(rows), (high - low) / 2) + bias
 
 
+@pytest.mark.eager
 @pytest.mark.parametrize("norm", [1, 2, "inf"])
 def test_one_step_in_closed_form(norm, data):
     x, y = data
@@ -101,6 +102,7 @@ def test_training_lowers_the_bound(bound, data):
     assert np.all(np.isfinite(losses)) and losses[-1] < 0.8 * losses[0]
 
 
+@pytest.mark.eager
 def test_limits_of_the_weight_between_bound_and_attack(data):
     """1 is the bound alone, 0 is adversarial training, between is between."""
     x, y = data
@@ -128,6 +130,7 @@ def test_limits_of_the_weight_between_bound_and_attack(data):
         assert attacked <= plain
 
 
+@pytest.mark.eager
 def test_warm_up_ends_with_the_ramp(data):
     x, y = data
     base = net()

@@ -64,6 +64,7 @@ def model():
     return randomise(network(head="softmax"), np.random.default_rng(3))
 
 
+@pytest.mark.eager
 @pytest.mark.parametrize(
     "norm, method, limits",
     [
@@ -94,6 +95,7 @@ def test_certificates_are_those_of_one_input(
         assert found.certified[i] == other.certified[0]
 
 
+@pytest.mark.eager
 @pytest.mark.medium
 def test_radii_data_sets_lists_and_the_only_float_input(rng):
     x = samples(rng)
@@ -126,6 +128,7 @@ def test_radii_data_sets_lists_and_the_only_float_input(rng):
     assert keras_rub.certify(short, some, rho=1e-3, verbose=0).margins.shape
 
 
+@pytest.mark.eager
 def test_no_point_is_beyond_the_bound(rng):
     model = randomise(network(activation="tanh"), rng)
     x = samples(rng, 2)
@@ -156,6 +159,7 @@ DEFENSES = {
 }
 
 
+@pytest.mark.eager
 @pytest.mark.medium
 @pytest.mark.parametrize("name", DEFENSES)
 def test_defences_train_all_weights(name, rng, tmp_path):
@@ -208,6 +212,7 @@ def test_the_robust_loss_is_that_of_one_input(single, rng):
         assert_allclose(found[i], known[0], atol=1e-5)
 
 
+@pytest.mark.eager
 @pytest.mark.parametrize("structure", [dict, list])
 def test_attacks_move_one_input(structure, rng):
     model = randomise(network(structure), rng)
@@ -229,6 +234,7 @@ def test_attacks_move_one_input(structure, rng):
         assert np.array_equal(after, attack.predict(points))
 
 
+@pytest.mark.eager
 @pytest.mark.medium
 def test_evaluate(rng):
     model = randomise(network(), rng)

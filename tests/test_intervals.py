@@ -130,6 +130,7 @@ def test_a_wide_first_layer_in_chunks(monkeypatch, rng):
         np.testing.assert_allclose(parts.high, whole.high, rtol=1e-6)
 
 
+@pytest.mark.eager
 @pytest.mark.parametrize("norm", [1, 2, "inf"])
 def test_a_linear_network_is_exact(norm, rng):
     """Elision and the dual norm leave nothing to be lost."""
@@ -200,6 +201,7 @@ def one_feature():
     )
 
 
+@pytest.mark.eager
 @pytest.mark.parametrize("norm", [1, 2, "inf"])
 @pytest.mark.parametrize("method", METHODS)
 def test_one_feature_and_no_radius(method, norm, rng):

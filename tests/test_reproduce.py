@@ -88,6 +88,7 @@ NAMES = (
 )
 
 
+@pytest.mark.eager
 @pytest.mark.parametrize("name", NAMES)
 def test_every_page(folder, capsys, name):
     assert "written to" in reproduce(capsys, folder, [name])
@@ -135,6 +136,7 @@ def test_what_the_pages_were_made_of(folder):
     assert re.search(r"iris, RUB \| [\d.]+ / 100.0 \| [\d.]+ / 50.0 \|", text)
 
 
+@pytest.mark.eager
 def test_only_what_is_missing_is_repeated(folder, capsys):
     """Of the certified table, whose jobs come in three stages."""
     first = reproduce(capsys, folder, ["tab_bounds_mnist"])
@@ -191,6 +193,7 @@ def test_limits(folder, capsys):
     assert not (fresh / "models").exists()
 
 
+@pytest.mark.eager
 def test_one_training_at_a_time_in_a_folder(folder):
     context = smoke_context(folder / "elsewhere")
     network = next(

@@ -243,6 +243,7 @@ def assert_same(left, right, tolerance=1e-6):
 # Any base model -------------------------------------------------------------
 
 
+@pytest.mark.eager
 @pytest.mark.parametrize("make", [named_input, conv_net])
 def test_named_inputs_and_images(wrap, make, data, rng):
     x, y = data
@@ -259,6 +260,7 @@ def test_named_inputs_and_images(wrap, make, data, rng):
     np.testing.assert_allclose(model(x), base(x), atol=1e-6)
 
 
+@pytest.mark.eager
 @pytest.mark.parametrize("make", [unbuilt, Subclassed])
 def test_base_without_an_input_layer(wrap, make, data, tmp_path):
     x, y = data
@@ -287,6 +289,7 @@ def test_bound_of_a_subclassed_base_says_what_to_use(bounded, called, data):
         fit(model, x, y)
 
 
+@pytest.mark.eager
 def test_compiled_base_needs_no_compile(wrap, data):
     x, y = data
     base = mlp()
@@ -303,6 +306,7 @@ def test_compiled_base_needs_no_compile(wrap, data):
     assert fit(base, x, y)["loss"] == pytest.approx([clean], rel=1e-5)
 
 
+@pytest.mark.eager
 def test_compiled_base_with_functions_of_the_user(wrap, data):
     x, y = data
     base = mlp()
@@ -326,6 +330,7 @@ def test_compiled_base_with_functions_of_the_user(wrap, data):
 # Losses, metrics and weights ------------------------------------------------
 
 
+@pytest.mark.eager
 def test_one_hot_labels(wrap, data):
     x, y = data
     model = compiled(wrap, loss="categorical_crossentropy")
@@ -340,6 +345,7 @@ def test_one_hot_labels(wrap, data):
     )
 
 
+@pytest.mark.eager
 def test_a_loss_function_and_metrics_in_every_form(wrap, data):
     x, y = data
     top_2 = keras.metrics.SparseTopKCategoricalAccuracy(k=2, name="top_2")
@@ -359,6 +365,7 @@ def test_a_loss_function_and_metrics_in_every_form(wrap, data):
     )
 
 
+@pytest.mark.eager
 def test_sample_weight_and_class_weight(model, data):
     x, y = data
     start = model.get_weights()
@@ -373,6 +380,7 @@ def test_sample_weight_and_class_weight(model, data):
     assert np.abs(weighted[0] - only_half[0]).max() > 1e-4
 
 
+@pytest.mark.eager
 def test_a_loss_object_and_regularization(wrap, data):
     x, y = data
     base = mlp(kernel_regularizer=keras.regularizers.L2(0.1))
@@ -469,6 +477,7 @@ def test_xla_is_not_chosen_on_a_gpu(wrap, monkeypatch):
     assert plain.jit_compile and not model.jit_compile
 
 
+@pytest.mark.eager
 def test_gradient_clipping_and_frozen_layers(wrap, data):
     x, y = data
     base = mlp()
@@ -482,6 +491,7 @@ def test_gradient_clipping_and_frozen_layers(wrap, data):
     assert moved == pytest.approx([0.0, 0.0, 1e-3, 1e-3], rel=1e-3)
 
 
+@pytest.mark.eager
 def test_mixed_precision(wrap, data):
     x, y = data
     keras.config.set_dtype_policy("mixed_float16")
@@ -498,6 +508,7 @@ def test_mixed_precision(wrap, data):
     assert model(x).dtype == "float16"
 
 
+@pytest.mark.eager
 def test_batch_normalization_and_dropout(wrap, data):
     x, y = data
 
@@ -584,6 +595,7 @@ def test_two_devices_agree_with_one():
 # Logs and callbacks ---------------------------------------------------------
 
 
+@pytest.mark.eager
 def test_logs(still, data):
     x, y = data
     base = still.base
@@ -636,6 +648,7 @@ def test_callbacks_of_keras(model, data, tmp_path):
         assert list((tmp_path / "board" / part).glob("events.*"))
 
 
+@pytest.mark.eager
 def test_backup_and_restore(wrap, data, tmp_path):
     x, y = data
 
@@ -673,6 +686,7 @@ def schedule(end, steps):
     return keras.optimizers.schedules.PolynomialDecay(0.0, steps, end)
 
 
+@pytest.mark.eager
 def test_rho_and_mix_can_be_schedules(wrap, data):
     x, y = data
     model = compiled(
@@ -714,6 +728,7 @@ def test_rho_schedule_callback(still, data):
         assert still.rho == pytest.approx(0.4)
 
 
+@pytest.mark.eager
 def test_mix_weights_the_two_losses(still, data):
     x, y = data
     still.rho, still.mix = 0.3, 0.25
@@ -775,6 +790,7 @@ def test_rho_and_mix_can_be_assigned_at_any_time(wrap, data):
 # Saving ---------------------------------------------------------------------
 
 
+@pytest.mark.eager
 def test_training_goes_on_after_loading(wrap, data, tmp_path):
     x, y = data
     model = compiled(

@@ -190,6 +190,7 @@ def test_chunks_and_batches_change_nothing(name, budgets, kwargs, rng):
     assert_allclose(np.concatenate(one_by_one), expected, **close)
 
 
+@pytest.mark.eager
 @pytest.mark.parametrize("padding", ["same", "valid"])
 def test_convolution_equals_its_dense_form(padding, rng):
     shape = (5, 4, 2)

@@ -889,6 +889,7 @@ def coap_model(features, norm, limited):
     return model, limits, base.get_weights()
 
 
+@pytest.mark.eager
 @pytest.mark.parametrize("limited", [False, True])
 @pytest.mark.parametrize("norm", [1, 2, "inf"])
 @pytest.mark.parametrize("case", ["plain", "rho 0", "constant", "one feature"])

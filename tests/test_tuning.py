@@ -73,6 +73,7 @@ def test_bad_recipe(kwargs, message):
         training.Recipe(**kwargs)
 
 
+@pytest.mark.eager
 @pytest.mark.parametrize("defense", list(training.DEFENSES))
 def test_every_defence_is_built(defense):
     data = keras_rub.datasets.load("digits")
@@ -89,6 +90,7 @@ def test_every_defence_is_built(defense):
         )
 
 
+@pytest.mark.eager
 @pytest.mark.medium
 def test_training_resumes_after_a_kill(tmp_path, monkeypatch, small_network):
     """Stopped in the middle and begun again, it arrives at the same weights."""
@@ -242,6 +244,7 @@ def test_trial_of_a_dead_worker_is_given_to_another(tmp_path):
 # Sweeps -----------------------------------------------------------------------
 
 
+@pytest.mark.eager
 @pytest.mark.medium
 def test_sweep(tmp_path, capsys, small_network):
     sweep = sweep_of(tmp_path)
@@ -279,6 +282,7 @@ def test_sweep(tmp_path, capsys, small_network):
         sweep_of(tmp_path, steps=21).search(max_trials=5)
 
 
+@pytest.mark.eager
 @pytest.mark.medium
 def test_failed_trials_are_recorded(
     tmp_path, monkeypatch, capsys, small_network
@@ -308,6 +312,7 @@ def test_failed_trials_are_recorded(
     assert "failed: MemoryError" in sweep.results.leaderboard()
 
 
+@pytest.mark.eager
 def test_hopeless_trials_are_cut_short(tmp_path, monkeypatch, capsys):
     """Here: a network that answers the same whatever it is shown."""
     monkeypatch.setitem(

@@ -14,8 +14,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_rub.bounds import screening
-from keras_rub.bounds.program import Convex
+from keras_rub.bounds import descent, screening
 from keras_rub.bounds.radii import zero_of
 from keras_rub.bounds.vertices import VertexBound, WorstCase
 from keras_rub.tracing import compiled_once
@@ -26,7 +25,6 @@ _ROUNDS = 3
 _STEPS = 15
 _WORKING_SET = 24
 _STEP_SIZE = 0.2
-_MOMENTUM = 0.7
 
 # For a guess: vertices that are added in a round without a look at all of
 # them, and how close the radius is to where its lines end.
@@ -34,8 +32,8 @@ _ADDED = 8
 _ACCURACY = 1e-3
 
 
-class LineOptimiser:
-    """Lowers one margin a sample by moving the lines of its bound.
+class LineOptimiser(descent.MarginSearch):
+    """Moves the lines of RUB's majorant.
 
     Args:
         make_bound: function `(x, labels, rho, choices, drawn)` to a
@@ -50,40 +48,18 @@ class LineOptimiser:
         self._scan = compiled_once(self._scan_traced)
         self._reach = compiled_once(self._reach_traced)
 
-    def __call__(
-        self,
-        x: tf.Tensor,
-        labels: tf.Tensor,
-        rho: tf.Tensor,
-        columns: tf.Tensor,
-        enough: tf.Tensor | None = None,
-    ) -> tf.Tensor:
-        """Bounds of one margin a sample, with lines of its own.
-
-        Args:
-            x: tensor [batch, *features].
-            labels: int tensor [batch].
-            rho: tensor [batch].
-            columns: int tensor [batch]. The competitor of each sample whose
-                margin is to be lowered.
-            enough: tensor [batch], or `None`. Work ends on a margin below
-                this. Defaults to `None`, it never does.
-
-        Returns:
-            Tensor [batch].
-        """
+    def __call__(self, x, labels, rho, columns, enough=None):
         data = (x, labels, rho, columns)
         choices, working = self._begin(*data)
         best, worst = self._scan(*data, choices)
         result, rows = best, tf.range(tf.shape(labels)[0])
         for _ in range(_ROUNDS):
-            if enough is not None:
-                going = tf.where(~(best < tf.gather(enough, rows)))[:, 0]
-                if not len(going):
-                    break
-                data, choices, working, worst, best, rows = _take(
-                    (data, choices, working, worst, best, rows), going
-                )
+            going = descent.open_rows(best, enough, rows)
+            if not len(going):
+                break
+            data, choices, working, worst, best, rows = descent.take(
+                (data, choices, working, worst, best, rows), going
+            )
             working = tf.concat([working, worst], axis=1)
             choices = self._descend(data, choices, working)
             found, worst = self._scan(*data, choices)
@@ -122,14 +98,12 @@ class LineOptimiser:
     def _descend(self, data, choices, working):
         state = {
             "choices": choices,
-            "moments": {i: tf.zeros_like(c) for i, c in choices.items()},
+            "moments": descent.zeros_like(choices),
             "kept": choices,
             "lowest": tf.fill(tf.shape(data[1]), data[0].dtype.max),
         }
         for step in range(_STEPS):
-            size = tf.constant(
-                _STEP_SIZE * (1.0 - step / _STEPS), data[0].dtype
-            )
+            size = descent.step_size(_STEP_SIZE, step, _STEPS, data[0].dtype)
             state = self._step(*data, working, state, size)
         return state["kept"]
 
@@ -138,8 +112,7 @@ class LineOptimiser:
         count = min(_WORKING_SET, bound.num_vertices)
         choices = {
             operation.output: bound.relaxation.choices[operation.output]
-            for operation in bound.relaxation.program.operations
-            if isinstance(operation, Convex)
+            for operation in descent.convex_operations(bound.relaxation.program)
         }
         return choices, screening.screen(bound, count)
 
@@ -174,29 +147,20 @@ class LineOptimiser:
             value = bound.at_worst_case(fixed)[:, 0]
         gradients = tape.gradient(value, choices, unconnected_gradients="zero")
         better = value < state["lowest"]
-        new: dict[str, Any] = {"choices": {}, "moments": {}, "kept": {}}
-        activations = {
-            operation.output: operation.activation
-            for operation in bound.relaxation.program.operations
-            if isinstance(operation, Convex)
+        new: dict[str, Any] = {
+            "lowest": tf.where(better, value, state["lowest"]),
+            "kept": {
+                index: tf.where(
+                    descent.like(better, choice), choice, state["kept"][index]
+                )
+                for index, choice in choices.items()
+            },
         }
-        for index, choice in choices.items():
-            shape = [-1] + [1] * (len(choice.shape) - 1)
-            new["kept"][index] = tf.where(
-                tf.reshape(better, shape), choice, state["kept"][index]
-            )
-            gradient = gradients[index]
-            axes = list(range(1, len(choice.shape)))
-            largest = tf.reduce_max(tf.abs(gradient), axis=axes, keepdims=True)
-            moment = _MOMENTUM * state["moments"][index]
-            moment += tf.math.divide_no_nan(gradient, largest)
-            new["moments"][index] = moment
-            new["choices"][index] = activations[index].clip_parameter(
-                choice - size * moment
-            )
-        new["lowest"] = tf.where(better, value, state["lowest"])
+        new["choices"], new["moments"] = descent.moved(
+            bound.relaxation.program,
+            choices,
+            gradients,
+            state["moments"],
+            size,
+        )
         return new
-
-
-def _take(parts, rows):
-    return tf.nest.map_structure(lambda part: tf.gather(part, rows), parts)

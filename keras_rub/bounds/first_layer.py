@@ -19,13 +19,16 @@ class FirstLayer:
     """The network cut at the one value where it stops being affine.
 
     Moving feature m by s moves that value by `s * response[m]`, so a vertex
-    costs one row to add and no product.
+    costs one row to add and no product. Where the map `convolves`, though, the
+    matrix itself takes a pass for each of its H columns, which only pays for
+    many vertices.
     """
 
     value: int
     clean: tf.Tensor  # [batch, ...]
     response: tf.Tensor  # [M, H]
     rest: list[Operation]
+    convolves: bool = False
 
     @property
     def is_read_once(self) -> bool:
@@ -88,7 +91,8 @@ def first_layer(relaxation: Relaxation) -> FirstLayer | None:
     if width > WIDEST_MATRIX:
         return None
     response = matrix_of(inside, 0, value, relaxation.values)
-    return FirstLayer(value, clean, response, rest)
+    convolves = any(operation.convolution is not None for operation in inside)
+    return FirstLayer(value, clean, response, rest, convolves)
 
 
 def matrix_of(

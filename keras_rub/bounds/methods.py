@@ -13,12 +13,13 @@ from collections.abc import Callable
 import tensorflow as tf
 
 from keras_rub.bounds.alpha import LineOptimiser
+from keras_rub.bounds.descent import MarginSearch
 from keras_rub.bounds.problem import Problem
 from keras_rub.bounds.slopes import SlopeOptimiser
 from keras_rub.perturbations import NORMS
 
 Margins = Callable[[Problem, tf.Tensor, tf.Tensor, tf.Tensor], tf.Tensor]
-Search = Callable[[Problem], LineOptimiser | SlopeOptimiser]
+Search = Callable[[Problem], MarginSearch]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,13 +8,13 @@ CROWN. Every step is a bound by itself, so the lowest one is kept.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import tensorflow as tf
 
+from keras_rub.bounds import descent
 from keras_rub.bounds.linear import LinearRelaxation
 from keras_rub.bounds.lines import Lines
-from keras_rub.bounds.program import Convex
 from keras_rub.tracing import compiled_once
 
 if TYPE_CHECKING:
@@ -22,14 +22,13 @@ if TYPE_CHECKING:
 
 _STEPS = 20
 _STEP_SIZE = 0.3
-_MOMENTUM = 0.7
 
 # Steps between two looks at which margins are low enough.
 _LOOK = 5
 
 
-class SlopeOptimiser:
-    """Lowers one margin a sample by moving the slopes of its bound.
+class SlopeOptimiser(descent.MarginSearch):
+    """Moves the slopes of CROWN's lower lines.
 
     Args:
         problem: the network and the attacker.
@@ -37,52 +36,26 @@ class SlopeOptimiser:
 
     def __init__(self, problem: Problem):
         self._problem = problem
-        self._operations = [
-            operation
-            for operation in problem.program.operations
-            if isinstance(operation, Convex)
-        ]
+        self._operations = descent.convex_operations(problem.program)
         # Each is traced once; the loops around them run in Python.
         self._relax = compiled_once(self._relax_traced)
         self._start = compiled_once(self._start_traced)
         self._step = compiled_once(self._step_traced)
 
-    def __call__(
-        self,
-        x: tf.Tensor,
-        labels: tf.Tensor,
-        rho: tf.Tensor,
-        columns: tf.Tensor,
-        enough: tf.Tensor | None = None,
-    ) -> tf.Tensor:
-        """Bounds of one margin a sample, with slopes of its own.
-
-        Args:
-            x: tensor [batch, *features]. Samples may be repeated.
-            labels: int tensor [batch].
-            rho: tensor [batch].
-            columns: int tensor [batch]. The competitor of each sample whose
-                margin is to be lowered.
-            enough: tensor [batch], or `None`. Work ends on a margin below
-                this. Defaults to `None`, it never does.
-
-        Returns:
-            Tensor [batch], never above the margins of CROWN.
-        """
+    def __call__(self, x, labels, rho, columns, enough=None):
         first, copies = _distinct(x, rho)
         found = self._relax(tf.gather(x, first), tf.gather(rho, first))
-        lines, crown, open_ = _take(found, copies)
+        lines, crown, open_ = descent.take(found, copies)
         data = (x, labels, rho, columns, lines, open_)
         state = self._start(*data, crown)
         result, rows = state["lowest"], tf.range(tf.shape(labels)[0])
         for step in range(_STEPS):
-            if enough is not None and step % _LOOK == 0:
-                low = state["lowest"] < tf.gather(enough, rows)
-                going = tf.where(~low)[:, 0]
+            if step % _LOOK == 0:
+                going = descent.open_rows(state["lowest"], enough, rows)
                 if not len(going):
                     break
-                data, state, rows = _take((data, state, rows), going)
-            size = tf.constant(_STEP_SIZE * (1.0 - step / _STEPS), x.dtype)
+                data, state, rows = descent.take((data, state, rows), going)
+            size = descent.step_size(_STEP_SIZE, step, _STEPS, x.dtype)
             state = self._step(*data, state, size)
             result = tf.tensor_scatter_nd_update(
                 result, rows[:, None], state["lowest"]
@@ -121,11 +94,13 @@ class SlopeOptimiser:
         return {
             "parameters": {
                 index: tf.where(
-                    _like(better, crown[index]), parallel[index], crown[index]
+                    descent.like(better, crown[index]),
+                    parallel[index],
+                    crown[index],
                 )
                 for index in crown
             },
-            "moments": {i: tf.zeros_like(p) for i, p in crown.items()},
+            "moments": descent.zeros_like(crown),
             "lowest": tf.where(better, other, lowest),
         }
 
@@ -139,24 +114,22 @@ class SlopeOptimiser:
         gradients = tape.gradient(
             value, parameters, unconnected_gradients="zero"
         )
-        new: dict[str, Any] = {"parameters": {}, "moments": {}}
-        for operation in self._operations:
-            index = operation.output
-            parameter = parameters[index]
-            free = tf.cast(open_[index], parameter.dtype)
-            gradient = gradients[index] * free
-            axes = list(range(1, len(parameter.shape)))
-            largest = tf.reduce_max(tf.abs(gradient), axis=axes, keepdims=True)
-            moment = _MOMENTUM * state["moments"][index]
-            moment += tf.math.divide_no_nan(gradient, largest)
-            new["moments"][index] = moment
-            moved = operation.activation.clip_parameter(
-                parameter - size * moment
-            )
-            new["parameters"][index] = tf.where(open_[index], moved, parameter)
+        gradients = {
+            index: tf.where(open_[index], gradient, 0.0)
+            for index, gradient in gradients.items()
+        }
+        found, moments = descent.moved(
+            self._problem.program, parameters, gradients, state["moments"], size
+        )
+        for index, parameter in parameters.items():
+            found[index] = tf.where(open_[index], found[index], parameter)
         # NaN is no bound: the comparison is false.
         lowest = state["lowest"]
-        return {**new, "lowest": tf.where(value < lowest, value, lowest)}
+        return {
+            "parameters": found,
+            "moments": moments,
+            "lowest": tf.where(value < lowest, value, lowest),
+        }
 
     def _with(self, lines, parameters):
         """The same lines, with others below the activations."""
@@ -186,10 +159,6 @@ class SlopeOptimiser:
         return relaxation.margins(competitors)[:, 0]
 
 
-def _like(flags: tf.Tensor, tensor: tf.Tensor) -> tf.Tensor:
-    return tf.reshape(flags, [-1] + [1] * (len(tensor.shape) - 1))
-
-
 def _distinct(x: tf.Tensor, rho: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     """The first of equal samples, and for each sample which one that is."""
     flat = tf.concat([tf.reshape(x, [len(x), -1]), rho[:, None]], axis=1)
@@ -197,7 +166,3 @@ def _distinct(x: tf.Tensor, rho: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     count = tf.reduce_max(copies) + 1
     first = tf.math.unsorted_segment_min(tf.range(len(x)), copies, count)
     return first, copies
-
-
-def _take(parts, rows):
-    return tf.nest.map_structure(lambda part: tf.gather(part, rows), parts)

@@ -126,7 +126,8 @@ class VertexBound:
             Tensor [batch, V, K - 1].
         """
         copies = tf.shape(vertices)[-1]
-        if self.start is not None:
+        own = vertices.shape.rank == 2  # a few, other ones for each sample
+        if self.start is not None and not (own and self.start.convolves):
             shifts = self.scale[:, None, None] * self.shifts(vertices)
             return self.relaxation.margins(
                 self.start.at(shifts), copies, self.start.rest
