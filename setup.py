@@ -16,12 +16,10 @@ VERSION = re.search(
 # the next one that has not been tried; README.md has the table.
 REQUIRED = [
     "tensorflow>=2.18,<2.22",
-    # The tables of activations name functions that 3.9 does not have.
-    "keras>=3.10,<3.16",
+    # 3.10 hands tensors to callbacks where numbers are expected.
+    "keras>=3.11,<3.16",
     "numpy>=1.26,<3",
     "absl-py>=2.1",
-    # `Unpack`, which Python 3.10 does not have; TensorFlow brings it too.
-    "typing_extensions>=4.5",
     "tensorflow-datasets>=4.9.9,<5",
     # tensorflow-datasets imports it when it prepares a data set, but does
     # not declare it.
@@ -84,7 +82,7 @@ setuptools.setup(
     long_description=(HERE / "README.md").read_text(),
     long_description_content_type="text/markdown",
     license="MIT",
-    python_requires=">=3.10,<3.14",
+    python_requires=">=3.11,<3.14",
     packages=setuptools.find_packages(include=["keras_rub", "keras_rub.*"]),
     package_data={"keras_rub": ["py.typed", "reproduction/*.csv"]},
     entry_points={
@@ -97,7 +95,6 @@ setuptools.setup(
         "Intended Audience :: Developers",
         "Intended Audience :: Science/Research",
         "Programming Language :: Python :: 3",
-        "Programming Language :: Python :: 3.10",
         "Programming Language :: Python :: 3.11",
         "Programming Language :: Python :: 3.12",
         "Programming Language :: Python :: 3.13",

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Unpack
 
 import keras
-from typing_extensions import Unpack
 
 from keras_rub.bounds.certification import Settings, certify
 from keras_rub.perturbations import check_rho

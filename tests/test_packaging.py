@@ -77,7 +77,8 @@ def matrix_rows():
     (rows,) = (
         node.value
         for node in tree.body
-        if isinstance(node, ast.Assign) and node.targets[0].id == "ROWS"
+        if isinstance(node, ast.Assign)
+        and getattr(node.targets[0], "id", None) == "ROWS"
     )
     return list(ast.literal_eval(rows).values())
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, TypedDict, overload
+from typing import Any, TypedDict, Unpack, overload
 
 import keras
 import numpy as np
 import tensorflow as tf
-from typing_extensions import Unpack
 
 from keras_rub import checks
 from keras_rub.bounds import methods

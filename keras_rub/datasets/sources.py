@@ -251,7 +251,14 @@ def read_csv(
 
 def read_tfds(name: str, data_dir: str | os.PathLike | None = None) -> RawData:
     """One of the image sets by tensorflow-datasets, which keeps a cache."""
-    import tensorflow_datasets as tfds
+    try:
+        import tensorflow_datasets as tfds
+    except Exception as error:  # of its protocol buffers, beside an older one
+        raise ValueError(
+            f"Data set {name!r} needs tensorflow-datasets, which can't be "
+            "imported. Beside TensorFlow before 2.20 install "
+            f'"tensorflow-metadata<1.17". ({error})'
+        ) from error
 
     def split(part):
         found = tfds.as_numpy(builder.as_dataset(split=part, batch_size=-1))

@@ -344,7 +344,10 @@ class RobustModel(keras.Model):
     @checks.with_clear_errors
     def evaluate(self, *args, **kwargs):
         _refuse_words(*args, **kwargs)
-        return super().evaluate(*args, **kwargs)
+        # Before 3.14 Keras returns tensors in the place of numbers.
+        return keras.tree.map_structure(
+            float, super().evaluate(*args, **kwargs)
+        )
 
     @checks.with_clear_errors
     def train_on_batch(self, *args, **kwargs):
