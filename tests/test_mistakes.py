@@ -221,7 +221,7 @@ MISTAKES = {
     # More of everything
     "a radius for each of other samples": (
         lambda: certify(rho=np.full(3, 0.1)),
-        "`rho`.*10.*3",
+        "one radius a sample.*3 radii for at least 10 samples",
     ),
     "a largest radius below 0": (
         lambda: keras_rub.certified_radius(net(), X, max_radius=-1.0),
