@@ -255,11 +255,10 @@ def full_disk(tmp_path):
 
 
 def fill(folder):
-    with open(folder / "filler", "wb") as file:
+    with open(folder / "filler", "wb", buffering=0) as file:
         try:
             while True:
                 file.write(b"x" * 512)
-                file.flush()
         except OSError as error:
             assert error.errno == errno.ENOSPC
 

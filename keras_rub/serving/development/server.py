@@ -107,6 +107,7 @@ class DevelopmentServer:
         self._poll_seconds = poll_seconds
         self._threads = threads
         self._stopping = threading.Event()
+        self._sockets: dict[int, Any] = {}  # of waitress, by file descriptor
 
     def start(self) -> DevelopmentServer:
         """Loads the models and begins to listen."""
@@ -129,6 +130,7 @@ class DevelopmentServer:
             self.port = self._rpc.add_insecure_port(f"{self.host}:{self.port}")
             self._rest: Any = waitress.create_server(
                 rest.RestApplication(self._answers),
+                map=self._sockets,
                 host=self.host,
                 port=self.rest_api_port,
                 threads=self._threads,
@@ -154,10 +156,16 @@ class DevelopmentServer:
         """Ends the requests that are under way, then listens no more."""
         self._stopping.set()
         self._rpc.stop(grace=30).wait()
-        self._rest.close()
-        self._rest.task_dispatcher.shutdown()
+        self._rest.task_dispatcher.shutdown(cancel_pending=False, timeout=30)
+        # In the thread that reads from them, behind what it still has to send.
+        self._rest.pull_trigger()
+        self._rest.trigger.pull_trigger(self._close_sockets)
         for thread in self._running:
             thread.join(30)
+
+    def _close_sockets(self) -> None:
+        for socket in list(self._sockets.values()):
+            socket.close()
 
     def __enter__(self) -> DevelopmentServer:
         return self.start()
