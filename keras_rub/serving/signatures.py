@@ -31,11 +31,6 @@ SIGNATURES = ("serving_default", "certify", "certified_radius")
 # Samples that are worked on together, if the memory budget allows.
 _MOST_SAMPLES = 64
 
-# What the values of all vertices of some samples may take, so that they stay in
-# a processor's cache; measured by `tools/benchmark.py --groups serving`. Fewer
-# samples than the second number are not worth a step of the loop.
-_CACHE, _FEWEST_SAMPLES = 2**23, 4
-
 # Rows that the linear relaxation substitutes at once, at most.
 _MOST_ROWS = 1024
 
@@ -106,7 +101,6 @@ class Certifier:
         self.max_radius = max_radius
         self.max_batch_size = max_batch_size
         self.samples = self._samples_at_once()
-        self.samples_in_cache = self._samples_in_cache()
 
     def certify(self, x: tf.Tensor, rho: tf.Tensor) -> dict[str, tf.Tensor]:
         """Whether a perturbation of radius rho can change the class.
@@ -138,8 +132,7 @@ class Certifier:
         x = self._limited(x)
         names = ("class", "certified", "margin")
         dtypes = (tf.int64, tf.bool, tf.float32)
-        size = self.samples_in_cache
-        found = _in_chunks(self._certify, (x, rho), size, dtypes)
+        found = _in_chunks(self._certify, (x, rho), self.samples, dtypes)
         return dict(zip(names, found, strict=True))
 
     def certified_radius(self, x: tf.Tensor) -> dict[str, tf.Tensor]:
@@ -234,14 +227,6 @@ class Certifier:
             # A row before and after an operation, and its positive part.
             bytes_ = 3 * x.dtype.size * rows * max(widths)
         return int(np.clip(problem.memory_budget // bytes_, 1, _MOST_SAMPLES))
-
-    def _samples_in_cache(self) -> int:
-        """The same for one scan of all vertices, which memory would slow."""
-        if not self.method.uses_vertices:
-            return self.samples
-        count = max(self.bounds.problem.expansion.num_vertices, 1)
-        fitting = _CACHE // (count * self.bounds.bytes_of_vertex)
-        return min(self.samples, max(fitting, _FEWEST_SAMPLES))
 
 
 def _class_of(x, logits):
