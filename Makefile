@@ -8,10 +8,17 @@ BIN := $(VENV)/bin
 # Quiet TensorFlow's start-up banner.
 export TF_CPP_MIN_LOG_LEVEL ?= 3
 
-.PHONY: demo test test-fast test-slow lint benchmark docs package clean
+# Errors only: pip's notes and warnings are not about this package.
+PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check \
+    --root-user-action=ignore --no-warn-script-location
 
+.PHONY: demo test test-fast test-slow lint benchmark docs matrix package clean
+
+# TensorFlow's banners go to a file, which is shown if the demo fails.
 demo: $(VENV)/.installed
-	$(BIN)/python examples/quickstart.py
+	@mkdir -p out
+	@$(BIN)/python examples/quickstart.py 2>out/demo.log \
+	    || { cat out/demo.log >&2; exit 1; }
 
 test: lint
 	$(BIN)/python -m pytest -m "not slow" -n 2 --dist loadfile
@@ -37,9 +44,16 @@ benchmark: $(VENV)/.installed
 docs: $(VENV)/.installed-docs
 	$(BIN)/mkdocs build
 
-# An sdist and a wheel in dist.
+# The suite on every combination of versions of noxfile.py. The Pythons must be
+# there; environments are made in .nox.
+matrix: $(VENV)/.installed-test
+	$(BIN)/nox
+
+# An sdist and a wheel in dist, both checked.
 package: $(VENV)/.installed-test
+	rm -rf dist
 	$(BIN)/python -m build --outdir dist .
+	$(BIN)/twine check --strict dist/*
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
@@ -47,16 +61,17 @@ $(BIN)/python:
 # The stamps make both commands idempotent: an install runs again only when the
 # requirements change.
 $(VENV)/.installed: setup.py keras_rub/version.py | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e .
-	touch $@
+	@echo "Installing TensorFlow and the rest into $(VENV), once; minutes."
+	@$(PIP) -e .
+	@touch $@
 
 $(VENV)/.installed-test: setup.py keras_rub/version.py | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[test]"
+	$(PIP) -e ".[test]"
 	touch $@ $(VENV)/.installed
 
 $(VENV)/.installed-docs: setup.py keras_rub/version.py | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[docs]"
+	$(PIP) -e ".[docs]"
 	touch $@
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache out
+	rm -rf $(VENV) .nox build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache out

@@ -12,12 +12,13 @@ VERSION = re.search(
     flags=re.MULTILINE,
 ).group(1)
 
-# The ranges end below the next release that has not been tried; README.md
-# names the versions that were.
+# The ranges begin at the oldest release that passes the tests and end below
+# the next one that has not been tried; README.md has the table.
 REQUIRED = [
-    "tensorflow>=2.21,<2.22",
-    "keras>=3.15,<3.16",
-    "numpy>=2,<3",
+    "tensorflow>=2.18,<2.22",
+    # 3.10 hands tensors to callbacks where numbers are expected.
+    "keras>=3.11,<3.16",
+    "numpy>=1.26,<3",
     "absl-py>=2.1",
     "tensorflow-datasets>=4.9.9,<5",
     # tensorflow-datasets imports it when it prepares a data set, but does
@@ -26,7 +27,7 @@ REQUIRED = [
     "keras-tuner>=1.4.8,<2",
     # keras-tuner imports it in every trial, and keras's TensorBoard callback
     # writes through it; TensorFlow 2.21 no longer brings it.
-    "tensorboard>=2.19",
+    "tensorboard>=2.18",
     "foolbox>=3.3.4,<4",
     # HiGHS, of the exact method; foolbox imports a module of scipy that is
     # announced to go away in 2.0.
@@ -39,9 +40,15 @@ REQUIRED = [
     "matplotlib>=3.9,<4",
 ]
 
-# Messages of TensorFlow Serving: warm-up requests, and clients that use gRPC.
+# Warm-up requests, clients that use gRPC, and `keras-rub serve`.
 SERVING = [
-    "tensorflow-serving-api>=2.21,<2.22",
+    # The messages of TensorFlow Serving. Each release asks for the TensorFlow
+    # of its own number, so that pip finds the one beside it.
+    "tensorflow-serving-api>=2.18,<2.22",
+    "grpcio>=1.60",
+    # REST of the development server. A signature blocks its thread, so that
+    # threads are what is wanted; it is pure Python and needs nothing else.
+    "waitress>=3,<4",
 ]
 
 # The site of `make docs`; its API pages come from the docstrings.
@@ -61,6 +68,10 @@ TEST = [
     *SERVING,
     *DOCS,
     "build>=1.2",
+    # `make package` checks what it built.
+    "twine>=5",
+    # `make matrix`: an environment for each row of the table in README.md.
+    "nox>=2024.4",
     "setuptools>=77",
     "pytest>=8,<10",
     # Two processes: the suite is many small graphs, which one core traces.
@@ -69,6 +80,7 @@ TEST = [
     "ruff>=0.14,<0.16",
     "mypy>=1.15,<2",
     "types-PyYAML>=6",
+    "types-waitress>=3",
 ]
 
 setuptools.setup(

@@ -71,6 +71,7 @@ def main(argv):
     print(f"right: {right.mean():.1%}, certified: {certified.mean():.1%}")
     print("\nStart a server and ask it:\n")
     print(COMMAND.format(folder=pathlib.Path(_OUT.value).resolve()))
+    print(f"or, on this machine: keras-rub serve {_OUT.value}")
     print("python examples/serve_client.py --server localhost:8501")
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from keras_rub.keras_internals import node_of, operation_of
 from keras_rub.perturbations import PerturbationSet
 
 HEADS = {
@@ -318,9 +319,7 @@ def _without_head(tensor) -> tuple[Any, str | None]:
 
 def _origin(tensor):
     """The operation that made a symbolic tensor, and its node."""
-    history = tensor._keras_history
-    operation = history.operation
-    return operation, operation._inbound_nodes[history.node_index]
+    return operation_of(tensor), node_of(tensor)
 
 
 def _same_rows(before, after) -> bool:

@@ -29,7 +29,8 @@ def replacing(path: str | os.PathLike) -> Iterator[pathlib.Path]:
     """
     path = pathlib.Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f"{path.stem}.{os.getpid()}.partial{path.suffix}")
+    # In front, since some writers look at more than the last ending.
+    partial = path.with_name(f"{os.getpid()}.partial.{path.name}")
     try:
         yield partial
         with open(partial, "rb") as file:
@@ -63,7 +64,7 @@ def read_json(path: str | os.PathLike) -> Any:
         return json.loads(pathlib.Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise ValueError(f"Can't read {path}: {error.strerror}.") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is no JSON file: {error}.") from error
 
 

@@ -66,6 +66,10 @@ def claim(
     facts = facts or {}
     if path.exists():
         others = read_json(path)
+        if not isinstance(others, dict):
+            raise ValueError(
+                f"{path} holds no settings of a run. Choose another folder."
+            )
         known = {k: v for k, v in others.items() if k not in facts}
         require_same(settings, known, folder)
     else:
@@ -97,8 +101,8 @@ class Parts:
         self.done: dict[str, Any] = {}
         if self.path.exists():
             state = read_json(self.path)
-            if not isinstance(state, dict) or not (
-                {"settings", "done"} <= set(state)
+            if not isinstance(state, dict) or not all(
+                isinstance(state.get(key), dict) for key in ("settings", "done")
             ):
                 raise ValueError(
                     f"{self.path} holds no earlier run. Choose another "

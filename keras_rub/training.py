@@ -9,6 +9,7 @@ import functools
 import math
 import os
 import pathlib
+import shutil
 from collections.abc import Callable
 from typing import Any
 
@@ -18,7 +19,7 @@ import tensorflow as tf
 from keras_rub import defenses, distribution, models
 from keras_rub.datasets import Dataset
 from keras_rub.defenses.robust_model import count_or_all
-from keras_rub.files import read_json, replacing
+from keras_rub.files import read_json, replacing, write_atomically
 from keras_rub.perturbations import (
     PerturbationSet,
     canonical_norm,
@@ -208,14 +209,19 @@ class Recipe:
         data: Dataset,
         callbacks: list[keras.callbacks.Callback] | None = None,
         verbose: int | str = 2,
+        done: int = 0,
     ) -> keras.callbacks.History:
-        """Trains a model that `build` made."""
+        """Trains a model that `build` made, from epoch `done` on."""
         # A robust loss is dear: ask for no more of it than the training does.
         seen = min(1000, max(200, self.steps_per_epoch * self.batch_size))
+        batches = data.batches(
+            "train", self.batch_size, repeat=True, seed=self.seed
+        )
         return model.fit(
-            data.batches("train", self.batch_size, repeat=True, seed=self.seed),
+            batches.skip(done * self.steps_per_epoch),
             steps_per_epoch=self.steps_per_epoch,
             epochs=self.epochs,
+            initial_epoch=done,
             validation_data=tuple(part[:seen] for part in data.validation),
             verbose=verbose,
             callbacks=callbacks,
@@ -304,20 +310,26 @@ def train_in_folder(
     if isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
         _fit_on_workers(recipe, model, data, folder, strategy)
     else:
+        backup = _Backup(folder / "backup")
+        done = backup.restore(model)
+        _forget_after(folder / "history.csv", done)
         recipe.fit(
             model,
             data,
+            done=done,
             callbacks=[
-                keras.callbacks.BackupAndRestore(str(folder / "backup")),
                 keras.callbacks.CSVLogger(
                     str(folder / "history.csv"), append=True
                 ),
+                backup,  # behind the history, which so has all it keeps
                 keras.callbacks.TensorBoard(str(folder / "tensorboard")),
             ],
             verbose=verbose,
         )
     # Every worker has the same weights and may write; the last one stays.
     save(model, path)
+    if strategy is None:
+        shutil.rmtree(folder / "backup", ignore_errors=True)
     return path
 
 
@@ -358,6 +370,60 @@ def read_settings(path: str | os.PathLike) -> dict[str, Any]:
             if isinstance(found, dict) and "normalization" in found:
                 return found
     return {}
+
+
+class _Backup(keras.callbacks.Callback):
+    """Keeps the last epoch in one file, which no kill can tear.
+
+    Keras's own BackupAndRestore writes weights and the number of the epoch
+    one after the other, in place.
+
+    Args:
+        folder: where the file is kept.
+    """
+
+    def __init__(self, folder: pathlib.Path):
+        super().__init__()
+        self.folder = folder
+
+    def restore(self, model: keras.Model) -> int:
+        """Takes up the last epoch; returns how many are done."""
+        done = max(self._files(), default=0)
+        if done:
+            model.optimizer.build(model.trainable_variables)
+            model.load_weights(self._files()[done])
+        return done
+
+    def on_epoch_end(self, epoch, logs=None):
+        old = self._files()
+        path = self.folder / f"{epoch + 1}.weights.h5"
+        with replacing(path) as partial:
+            self.model.save_weights(partial)
+        for file in old.values():
+            file.unlink(missing_ok=True)
+
+    def _files(self) -> dict[int, pathlib.Path]:
+        return {
+            int(path.name.split(".")[0]): path
+            for path in self.folder.glob("*.weights.h5")
+            if "partial" not in path.name
+        }
+
+
+def _forget_after(history: pathlib.Path, done: int) -> None:
+    """Leaves the rows of the epochs that are done, and no half of one."""
+    if not history.exists():
+        return
+    header, *rows = history.read_text(encoding="utf-8").splitlines() or [""]
+    width = len(header.split(","))
+    kept = {
+        row.split(",")[0]: row for row in rows if len(row.split(",")) == width
+    }
+    whole = [kept[str(epoch)] for epoch in range(done) if str(epoch) in kept]
+    if not whole:
+        history.unlink()
+        return
+    write_atomically(history, "\n".join([header, *whole]) + "\n")
 
 
 def _fit_on_workers(recipe, model, data, folder, strategy):

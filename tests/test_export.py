@@ -1,19 +1,17 @@
 """Exported models: their numbers, their files, and how an export fails."""
 
+import ast
 import concurrent.futures
-import contextlib
-import http.server
 import json
 import os
 import pathlib
-import shutil
+import re
+import shlex
 import signal
-import socket
 import subprocess
 import sys
 import threading
 import time
-import urllib.request
 
 import keras
 import numpy as np
@@ -24,7 +22,6 @@ import keras_rub
 from keras_rub import serving
 from keras_rub.loading import load_model
 from tests.calling import call, refused
-from tests.test_tools import load
 from tests.test_tools import run as run_loaded
 
 STOCK = ("serving_default", "certify", "certified_radius")
@@ -64,7 +61,7 @@ def small_mlp(features=6):
 
 # What is exported in this module: name -> model, settings of the certificates.
 CASES = {
-    "mlp": (small_mlp, {"norm": 1, "method": "rub"}),
+    "mlp": (lambda: small_mlp(4), {"norm": 1, "method": "rub"}),
     "cnn": (
         small_cnn,
         {"norm": 1, "method": "rub", "input_range": (0.0, 1.0)},
@@ -73,6 +70,7 @@ CASES = {
 }
 # Of the bisection; all cases find radii on both sides of it.
 LARGEST = 0.3
+LARGEST_BATCH = 80
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +82,11 @@ def exported(tmp_path_factory):
     for name, (make, settings) in CASES.items():
         models[name] = make()
         keras_rub.export(
-            models[name], folder / name, max_radius=LARGEST, **settings
+            models[name],
+            folder / name,
+            max_radius=LARGEST,
+            max_batch_size=LARGEST_BATCH,
+            **settings,
         )
     serving.write_config(folder, mounted_at=folder)
     return models, folder
@@ -254,6 +256,38 @@ def test_no_batch_and_infinite_radius(served):
         x = tf.zeros([2, *shape.shape[1:]])
         found = signatures["certify"](x=x, rho=tf.constant([1e38, np.inf]))
         assert not found["certified"].numpy().any()
+
+
+@pytest.mark.parametrize(
+    ("samples", "radii"), [(4, 1), (4, 5), (4, 2), (1, 4), (0, 1), (2, 0)]
+)
+def test_radii_of_another_length_are_refused(served, samples, radii):
+    """Never broadcast, never cut; also where a chunk would fit."""
+    certify = served["mlp"].signatures["certify"]
+    with pytest.raises(
+        tf.errors.InvalidArgumentError,
+        match=rf"`rho` must hold one radius for each sample.*"
+        rf"\[{radii}\] \[{samples}\]",
+    ):
+        certify(x=tf.zeros([samples, 4]), rho=tf.zeros([radii]))
+
+
+def test_large_batches_are_refused(served):
+    """By certificates; a prediction takes any."""
+    signatures = served["mlp"].signatures
+    x = tf.zeros([LARGEST_BATCH, 4])
+    assert signatures["certified_radius"](x=x)["class"].shape == LARGEST_BATCH
+    x = tf.zeros([LARGEST_BATCH + 1, 4])
+    for name, inputs in (
+        ("certify", {"rho": tf.zeros([LARGEST_BATCH + 1])}),
+        ("certified_radius", {}),
+    ):
+        with pytest.raises(
+            tf.errors.InvalidArgumentError,
+            match=f"at most {LARGEST_BATCH} samples.*{LARGEST_BATCH + 1}",
+        ):
+            signatures[name](x=x, **inputs)
+    assert signatures["serving_default"](x=x)["class"].shape == len(x)
 
 
 def test_overflow_is_not_certified(tmp_path):
@@ -603,8 +637,12 @@ def test_warmup_requests_can_be_replayed(exported, served):
 
 def test_warmup_needs_the_extra(tmp_path, monkeypatch):
     monkeypatch.setattr(serving.server, "can_write_warmup", lambda: False)
-    folder = quick_export(tmp_path / "digits")
+    x = np.zeros((2, 6), "float32")
+    with pytest.warns(UserWarning, match=r"keras-rub\[serving\]"):
+        folder = quick_export(tmp_path / "digits", warmup=x)
     assert not (folder / "assets.extra/tf_serving_warmup_requests").exists()
+    with pytest.raises(ValueError, match="at most `max_batch_size` samples"):
+        quick_export(tmp_path / "digits", warmup=x, max_batch_size=1)
     assert not serving.read_metadata(folder)["warmup_requests"]
 
 
@@ -625,12 +663,14 @@ def test_server_configuration(exported, tmp_path):
         assert entry.base_path == f"{folder}/{entry.name}"
         assert entry.model_platform == "tensorflow"
     lines = (folder / "batching.config").read_text().splitlines()
-    assert "max_batch_size { value: 1024 }" in lines and len(lines) == 4
+    limit = f"max_batch_size {{ value: {LARGEST_BATCH} }}"
+    assert limit in lines and len(lines) == 4
     with pytest.raises(ValueError, match="numbered versions"):
         serving.write_config(tmp_path)
     odd = tmp_path / 'a "b"'
     (odd / "1").mkdir(parents=True)
     text = serving.write_config(tmp_path).read_text()
+    assert "value: 1024" in (tmp_path / "batching.config").read_text()
     config = text_format.Parse(
         text, model_server_config_pb2.ModelServerConfig()
     )
@@ -648,189 +688,42 @@ def saved_model_cli(*arguments):
     ).stdout
 
 
+def documented_lines(word):
+    """The commands of docs/serving.md that begin with this word."""
+    text = pathlib.Path("docs/serving.md").read_text()
+    blocks = re.findall(r"```sh\n(.*?)```", text, re.DOTALL)
+    lines = "\n".join(blocks).replace("\\\n", " ").splitlines()
+    found = [line for line in lines if line.startswith(f"{word} ")]
+    return [shlex.split(line)[1:] for line in found]
+
+
 @pytest.mark.medium
-def test_saved_model_cli(exported, tmp_path):
-    models, folder = exported
-    model = str(folder / "mlp" / "1")
+def test_saved_model_cli(exported, served):
+    """The documented lines, as they stand but for the folder."""
+    _, folder = exported
+    commands = [
+        [word.replace("models/iris/1", str(folder / "mlp/1")) for word in words]
+        for words in documented_lines("saved_model_cli")
+    ]
+    assert [words[0] for words in commands] == ["show", "run"]
     with concurrent.futures.ThreadPoolExecutor() as pool:
-        show = pool.submit(saved_model_cli, "show", "--dir", model, "--all")
-        x, rho = samples(models["mlp"], 3)
-        np.save(tmp_path / "x.npy", x)
-        np.save(tmp_path / "rho.npy", rho)
-        ran = pool.submit(
-            saved_model_cli,
-            *("run", "--dir", model, "--tag_set", "serve"),
-            *("--signature_def", "certify", "--outdir", str(tmp_path)),
-            "--inputs",
-            f"x={tmp_path}/x.npy;rho={tmp_path}/rho.npy",
-        )
+        shown, ran = pool.map(lambda words: saved_model_cli(*words), commands)
     for text in (
         *(f"signature_def['{name}']" for name in STOCK),
         "inputs['rho'] tensor_info",
-        "shape: (-1, 6)",
+        "shape: (-1, 4)",
         "outputs['certified'] tensor_info",
         "outputs['probabilities'] tensor_info",
     ):
-        assert text in show.result(), text
-    ran.result()
-    wanted = expected(models["mlp"], x, rho, CASES["mlp"][1])["certify"]
-    assert_same(
-        {name: np.load(tmp_path / f"{name}.npy") for name in wanted}, wanted
-    )
-
-
-# Clients ---------------------------------------------------------------------
-
-
-@contextlib.contextmanager
-def stand_in_server(served):
-    """Answers as TensorFlow Serving does, by the loaded SavedModels."""
-    import grpc
-    from tensorflow_serving.apis import predict_pb2
-    from tensorflow_serving.apis import prediction_service_pb2_grpc as service
-
-    class Predictions(service.PredictionServiceServicer):
-        def Predict(self, request, context):
-            spec = request.model_spec
-            inputs = {
-                name: tf.constant(tf.make_ndarray(value))
-                for name, value in request.inputs.items()
-            }
-            response = predict_pb2.PredictResponse()
-            signature = served[spec.name].signatures[spec.signature_name]
-            for name, value in signature(**inputs).items():
-                proto = tf.make_tensor_proto(value)
-                response.outputs[name].CopyFrom(proto)
-            return response
-
-    class Rest(http.server.BaseHTTPRequestHandler):
-        def do_POST(self):
-            text = self.rfile.read(int(self.headers["Content-Length"]))
-            request = json.loads(text)
-            name = self.path.removeprefix("/v1/models/").split(":")[0]
-            status, answer = 404, {"error": f"no model {name}"}
-            if name in served:
-                function = served[name].signatures[request["signature_name"]]
-                inputs = {
-                    key: tf.constant(value, tf.float32)
-                    for key, value in request["inputs"].items()
-                }
-                outputs = function(**inputs)
-                outputs = {k: v.numpy().tolist() for k, v in outputs.items()}
-                status, answer = 200, {"outputs": outputs}
-            self.send_response(status)
-            self.end_headers()
-            self.wfile.write(json.dumps(answer).encode())
-
-        def log_message(self, *_):
-            pass
-
-    rpc = grpc.server(concurrent.futures.ThreadPoolExecutor(2))
-    service.add_PredictionServiceServicer_to_server(Predictions(), rpc)
-    rpc_port = rpc.add_insecure_port("127.0.0.1:0")
-    rpc.start()
-    rest = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Rest)
-    thread = threading.Thread(target=rest.serve_forever)
-    thread.start()
-    try:
-        yield rest.server_port, rpc_port
-    finally:
-        rest.shutdown()
-        thread.join()
-        rest.server_close()
-        rpc.stop(0)
-
-
-def check_server(rest_port, rpc_port, models, names):
-    """Asks for all signatures by both protocols, as the example does."""
-    client = load("examples/serve_client.py")
-    for name in names:
-        x, rho = samples(models[name], 5)
-        wanted = expected(models[name], x, rho, CASES[name][1])
-        for ask, port in (
-            (client.ask_rest, rest_port),
-            (client.ask_grpc, rpc_port),
-        ):
-            for signature in STOCK:
-                inputs = inputs_of(signature, x, rho)
-                found = ask(f"127.0.0.1:{port}", name, signature, inputs)
-                assert_same(found, wanted[signature])
-
-
-def test_client(exported, served, tmp_path, capsys):
-    pytest.importorskip("tensorflow_serving.apis.predict_pb2")
-    models, _ = exported
-    client = load("examples/serve_client.py")
-    request = client.grpc_request("mlp", "certify", {"x": [[1.0]], "rho": [2]})
-    assert request.model_spec.signature_name == "certify"
-    assert request.inputs["rho"].dtype == tf.float32.as_datatype_enum
-    with stand_in_server(served) as (rest_port, rpc_port):
-        check_server(rest_port, rpc_port, models, ["mlp"])
-        with pytest.raises(RuntimeError, match="no model nothing"):
-            client.ask_rest(
-                f"127.0.0.1:{rest_port}", "nothing", "certify", {"x": [0.0]}
-            )
-        np.save(tmp_path / "x.npy", samples(models["mlp"], 3)[0])
-        for use_grpc, port in ((False, rest_port), (True, rpc_port)):
-            printed = run(
-                "examples/serve_client.py",
-                capsys,
-                server=f"127.0.0.1:{port}",
-                grpc=use_grpc,
-                model="mlp",
-                input=str(tmp_path / "x.npy"),
-                rho=0.01,
-            )
-            assert printed.count("yes") + printed.count("no\n") >= 1
-            assert len(printed.splitlines()) == 4
-
-
-def free_port():
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return found.getsockname()[1]
-
-
-@pytest.mark.skipif(
-    shutil.which("tensorflow_model_server") is None,
-    reason="tensorflow_model_server is not on PATH",
-)
-def test_real_server(exported, tmp_path):
-    models, folder = exported
-    rest_port, rpc_port = free_port(), free_port()
-    with open(tmp_path / "log", "w") as log:
-        process = subprocess.Popen(
-            [
-                "tensorflow_model_server",
-                f"--port={rpc_port}",
-                f"--rest_api_port={rest_port}",
-                f"--model_config_file={folder}/models.config",
-                "--enable_batching",
-                f"--batching_parameters_file={folder}/batching.config",
-            ],
-            stdout=log,
-            stderr=log,
-        )
-    try:
-        for name in CASES:
-            wait_until_ready(process, rest_port, name, tmp_path / "log")
-        check_server(rest_port, rpc_port, models, CASES)
-    finally:
-        process.terminate()
-        process.wait(30)
-
-
-def wait_until_ready(process, port, name, log):
-    deadline = time.monotonic() + 120
-    while time.monotonic() < deadline:
-        assert process.poll() is None, log.read_text()
-        with contextlib.suppress(OSError):
-            url = f"http://127.0.0.1:{port}/v1/models/{name}"
-            with urllib.request.urlopen(url, timeout=5) as answer:
-                if "AVAILABLE" in answer.read().decode():
-                    return
-        time.sleep(0.2)
-    raise AssertionError(log.read_text())
+        assert text in shown, text
+    (given,) = (word for word in commands[1] if word.startswith("x="))
+    inputs = {
+        name: tf.constant(ast.literal_eval(value))
+        for name, value in (pair.split("=") for pair in given.split(";"))
+    }
+    found = served["mlp"].signatures["certify"](**inputs)
+    for name, value in found.items():
+        assert f"output key {name}:\n{value.numpy()}" in ran
 
 
 # Tools and the example -------------------------------------------------------

@@ -142,9 +142,9 @@ def test_warm_up_ends_with_the_ramp(data):
         model.compile(keras.optimizers.SGD(0.0), LOSS)
         model.optimizer.build(model.trainable_variables)
         model.optimizer.iterations.assign(5)
-        loss = model.train_on_batch(x, y)[0]
+        loss = model.train_on_batch(x, y, return_dict=True)["loss"]
         model.optimizer.iterations.assign(5)
-        tested = model.test_on_batch(x, y)[0]
+        tested = model.test_on_batch(x, y, return_dict=True)["loss"]
         base.set_weights(weights)
         return float(loss), float(tested)
 

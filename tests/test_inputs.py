@@ -399,7 +399,10 @@ def test_a_subclassed_model_is_told_what_to_do():
 
 def test_an_input_that_does_not_count():
     a, b = keras.Input((2,), name="a"), keras.Input((2,), name="b")
-    model = keras.Model([a, b], layers.Dense(2)(a))
+    try:
+        model = keras.Model([a, b], layers.Dense(2)(a))
+    except ValueError:
+        pytest.skip(f"Keras {keras.__version__} refuses such a model itself")
     x = [np.ones((1, 2)), np.ones((1, 2))]
     assert keras_rub.certify(model, x, rho=0.1, perturb="a", verbose=0)
     with pytest.raises(ValueError, match="does not depend.*'b'"):

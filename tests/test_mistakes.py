@@ -13,6 +13,7 @@ from keras import layers
 
 import keras_rub
 from keras_rub import attacks, datasets
+from keras_rub.serving.development import DevelopmentServer
 from keras_rub.training import Recipe
 
 X = np.linspace(0.0, 1.0, 40, dtype="float32").reshape(10, 4)
@@ -188,6 +189,52 @@ MISTAKES = {
         lambda: keras_rub.export(net(), "/tmp", version=0),
         "`version`.*Received",
     ),
+    # Serving
+    "exporting an unknown signature": (
+        lambda: keras_rub.export(net(), "/tmp/m", signatures=["predict"]),
+        "`signatures` must be some of.*'predict'",
+    ),
+    "exporting to a bucket": (
+        lambda: keras_rub.export(net(), "gs://models/m"),
+        "`path` must be a local folder.*gs://models/m",
+    ),
+    "exporting for batches of none": (
+        lambda: keras_rub.export(net(), "/tmp/m", max_batch_size=0),
+        "`max_batch_size` must be a whole number.*`max_batch_size=0`",
+    ),
+    "exporting a search without an end": (
+        lambda: keras_rub.export(net(), "/tmp/m", tolerance=0.0),
+        "`tolerance`.*Received",
+    ),
+    "metadata of a folder that was not exported": (
+        lambda: keras_rub.serving.read_metadata("/tmp"),
+        "was not written by keras_rub.export",
+    ),
+    "a server without models": (
+        lambda: DevelopmentServer("/no/such/folder"),
+        "`models` must be a folder.*/no/such/folder",
+    ),
+    "a configuration of an empty folder": (
+        lambda: keras_rub.serving.write_config("/no/such/folder"),
+        "numbered versions.*/no/such/folder",
+    ),
+    # More of everything
+    "a radius for each of other samples": (
+        lambda: certify(rho=np.full(3, 0.1)),
+        "one radius a sample.*3 radii for at least 10 samples",
+    ),
+    "a largest radius below 0": (
+        lambda: keras_rub.certified_radius(net(), X, max_radius=-1.0),
+        "`max_radius`.*-1",
+    ),
+    "an unknown normalization": (
+        lambda: datasets.load("iris", normalization="minmax"),
+        "`normalization` must be one of.*'minmax'",
+    ),
+    "an unknown defence": (
+        lambda: Recipe(defense="rubber"),
+        "`defense` must be one of.*'rubber'",
+    ),
 }
 
 
@@ -203,5 +250,5 @@ def test_message(mistake, monkeypatch):
         assert internal not in message
 
 
-def test_thirty_of_them():
-    assert len(MISTAKES) >= 30
+def test_forty_of_them():
+    assert len(MISTAKES) >= 40

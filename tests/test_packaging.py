@@ -1,7 +1,9 @@
 """The wheel holds the library, and works away from the repository."""
 
+import ast
 import os
 import pathlib
+import runpy
 import subprocess
 import sys
 import zipfile
@@ -21,8 +23,14 @@ def wheel(tmp_path_factory):
         check=True,
         capture_output=True,
     )  # fmt: skip
-    assert len(list(folder.glob("*.tar.gz"))) == 1
+    (sdist,) = folder.glob("*.tar.gz")
     (found,) = folder.glob("*.whl")
+    # As `make package` does: a description that an index can show.
+    subprocess.run(
+        [sys.executable, "-m", "twine", "check", "--strict", sdist, found],
+        check=True,
+        capture_output=True,
+    )
     return found
 
 
@@ -30,8 +38,13 @@ def test_content(wheel):
     names = zipfile.ZipFile(wheel).namelist()
     packages = {name.split("/")[0] for name in names}
     assert {p for p in packages if "dist-info" not in p} == {"keras_rub"}
+    # The types are in the modules themselves; py.typed says so to checkers.
     for name in ("py.typed", "cli/main.py", "reproduction/paper_tables.csv"):
         assert f"keras_rub/{name}" in names
+    source = {
+        str(path.relative_to(ROOT)) for path in ROOT.glob("keras_rub/**/*.py")
+    }
+    assert source <= set(names)
     (scripts,) = (n for n in names if n.endswith("entry_points.txt"))
     text = zipfile.ZipFile(wheel).read(scripts).decode()
     assert "keras-rub = keras_rub.cli.main:main" in text
@@ -40,6 +53,42 @@ def test_content(wheel):
     text = zipfile.ZipFile(wheel).read(metadata).decode()
     for line in ("Name: keras-rub", "Provides-Extra: serving", "License"):
         assert line in text
+
+
+def test_ranges_are_those_of_the_matrix():
+    """Nothing is allowed that noxfile.py does not try."""
+    rows = matrix_rows()
+    required = (ROOT / "setup.py").read_text()
+    for number, package in ((1, "tensorflow"), (2, "keras")):
+        tried = [tuple(map(int, row[number].split("."))) for row in rows]
+        low, high = min(tried), max(tried)
+        limits = f"{package}>={low[0]}.{low[1]},<{high[0]}.{high[1] + 1}"
+        assert f'"{limits}"' in required
+        serving = f'"tensorflow-serving-api>={low[0]}.{low[1]},'
+        assert package != "tensorflow" or serving in required
+    pythons = sorted(int(row[0].split(".")[1]) for row in rows)
+    limits = f">=3.{pythons[0]},<3.{pythons[-1] + 1}"
+    assert f'python_requires="{limits}"' in required
+
+
+def matrix_rows():
+    """ROWS of noxfile.py, which needs nox to be imported."""
+    tree = ast.parse((ROOT / "noxfile.py").read_text())
+    (rows,) = (
+        node.value
+        for node in tree.body
+        if isinstance(node, ast.Assign)
+        and getattr(node.targets[0], "id", None) == "ROWS"
+    )
+    return list(ast.literal_eval(rows).values())
+
+
+def test_the_tag_names_the_version():
+    check = runpy.run_path(str(ROOT / "tools" / "check_tag.py"))["problem"]
+    source = '__version__ = "1.2.3"\n'
+    assert check("v1.2.3", source) is None
+    assert "must be v1.2.3" in check("v1.2.4", source)
+    assert "no line" in check("v1.2.3", "")
 
 
 @pytest.mark.slow

@@ -35,7 +35,7 @@ _ROUNDS = flags.DEFINE_integer(
 _GROUPS = flags.DEFINE_list(
     "groups",
     ["mnist", "classes", "uci", "cnn", "memory", "screening", "certify"]
-    + ["small_cnn", "linear", "certify_memory", "export"],
+    + ["small_cnn", "linear", "certify_memory", "export", "serving"],
     "Which groups of cases to run.",
 )
 _MODEL = flags.DEFINE_string(
@@ -608,6 +608,56 @@ def run_export(rounds):
     return rows
 
 
+def run_serving(rounds):
+    """Large requests to the exported digits networks, in milliseconds."""
+    data = datasets.load("digits")
+    digits = np.concatenate([data.test[0], data.train[0]]).astype("float32")
+    rows, cells = {}, []
+    for hidden in ((100, 100), (200, 200, 200)):
+        keras.utils.set_random_seed(0)
+        base = models.mlp(data.input_shape, data.num_classes, hidden=hidden)
+        model = keras_rub.RUBModel(base, rho=0.5)
+        model.compile(keras.optimizers.Adam(1e-3), _LOSS)
+        model.fit(
+            *data.train,
+            epochs=8,
+            batch_size=64,
+            verbose=0,
+            callbacks=[keras_rub.callbacks.RhoSchedule(epochs=4)],
+        )
+        with tempfile.TemporaryDirectory() as folder:
+            path = keras_rub.export(
+                model,
+                pathlib.Path(folder) / "digits",
+                input_range=data.input_range,
+            )
+            served = tf.saved_model.load(str(path))
+            for size in (256, 1024):
+                x = tf.constant(digits[:size])
+                cases = {
+                    name: functools.partial(
+                        answer, served.signatures[name], {"x": x, **more}
+                    )
+                    for name, more in (
+                        ("serving_default", {}),
+                        ("certify", {"rho": tf.fill([size], 0.5)}),
+                        ("certified_radius", {}),
+                    )
+                }
+                times = measure(cases, rounds, dict.fromkeys(cases, 1))
+                for name, value in times.items():
+                    case = f"{hidden}, {name}, batch {size}"
+                    rows[case] = {"ms": round(value, 1)}
+                    cells.append([case, f"{value:.0f}"])
+    show(
+        "Exported digits networks, 64 inputs in [0, 1], L1, rub, tolerance "
+        "0.01",
+        ["case", "ms/request"],
+        cells,
+    )
+    return rows
+
+
 def answer(signature, inputs):
     """One request, in the form of a step that `measure` takes."""
     return {"loss": signature(**inputs)["class"][0]}
@@ -729,6 +779,7 @@ RUNS = {
     "certify": lambda rounds: run_certify(),
     "linear": run_linear,
     "export": lambda rounds: run_export(rounds),
+    "serving": run_serving,
 }
 
 

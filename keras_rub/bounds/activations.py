@@ -15,6 +15,7 @@ import keras
 import tensorflow as tf
 
 from keras_rub.bounds.lines import BoundedActivation
+from keras_rub.keras_internals import operation_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -468,7 +469,7 @@ def operation_types() -> dict[type, Callable[[Any], Activation | None]]:
     """The classes under which Keras records the activations it knows."""
     tensor = keras.KerasTensor((None, 2))
     return {
-        type(function(tensor)._keras_history.operation): form
+        type(operation_of(function(tensor))): form
         for function, form in _OPERATIONS.items()
     }
 

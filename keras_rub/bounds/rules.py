@@ -16,6 +16,7 @@ from keras import layers, ops
 from keras_rub.bounds import activations
 from keras_rub.bounds.lowering import register_rule, unsupported
 from keras_rub.bounds.program import Symbol, affine
+from keras_rub.keras_internals import operation_of
 
 
 def _like(weight, tensor: tf.Tensor) -> tf.Tensor:
@@ -502,7 +503,7 @@ def _sample_normalization(layer, x):
 def _operation_type(function) -> type:
     """The class under which Keras records an arithmetic operation."""
     tensors = [keras.KerasTensor((None, 2)) for _ in range(2)]
-    return type(function(*tensors)._keras_history.operation)
+    return type(operation_of(function(*tensors)))
 
 
 def _binary(signs):

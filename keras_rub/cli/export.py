@@ -54,6 +54,24 @@ _METHOD = flags.DEFINE_enum(
     flag_values=FLAGS,
 )
 _INPUT_RANGE = shared.define_range(FLAGS)
+_TOLERANCE = flags.DEFINE_float(
+    "tolerance",
+    0.01,
+    "How close a certified radius is to one that fails, as a fraction of it.",
+    flag_values=FLAGS,
+)
+_MAX_RADIUS = flags.DEFINE_float(
+    "max_radius",
+    1e3,
+    "Where the search for a certified radius ends.",
+    flag_values=FLAGS,
+)
+_MAX_BATCH_SIZE = flags.DEFINE_integer(
+    "max_batch_size",
+    1024,
+    "The most samples that one request for certificates may hold.",
+    flag_values=FLAGS,
+)
 _REPORT = flags.DEFINE_string(
     "report",
     None,
@@ -97,6 +115,9 @@ def run() -> None:
         method=_METHOD.value,
         metadata=metadata,
         perturbations=attacker,
+        tolerance=_TOLERANCE.value,
+        max_radius=_MAX_RADIUS.value,
+        max_batch_size=_MAX_BATCH_SIZE.value,
     )
     print(f"written to {folder}")
     print(json.dumps(serving.read_metadata(folder), indent=2))
@@ -119,7 +140,7 @@ def _metadata(settings, data) -> dict[str, Any]:
         state = read_json(_REPORT.value)
         try:
             found["accuracy"] = keras_rub.Evaluation.from_dict(state).rows
-        except (KeyError, TypeError) as error:
+        except ValueError as error:
             raise ValueError(
                 "--report must be a .json file that evaluate wrote. "
                 f"Received: {_REPORT.value}"

@@ -16,6 +16,7 @@ COMMANDS = {
     "evaluate": "Attack and certify a trained network, and write a report.",
     "tune": "Search hyper-parameters: many trainings, scored under attack.",
     "export": "Export a trained network for TensorFlow Serving.",
+    "serve": "Serve exported models on this machine, for development.",
     "reproduce": "Reproduce the tables and figures of the paper.",
 }
 

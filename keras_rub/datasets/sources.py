@@ -7,7 +7,6 @@ import os
 import pathlib
 import socket
 import urllib.parse
-import zipfile
 from typing import Any
 
 import numpy as np
@@ -127,7 +126,7 @@ def read_npz(path: pathlib.Path, missing: str = "error") -> RawData:
             if absent:
                 raise ValueError(f"it lacks the arrays {absent}")
             arrays = {key: file[key] for key in _ARRAYS}
-    except (OSError, EOFError, ValueError, zipfile.BadZipFile) as error:
+    except Exception as error:  # many kinds, for many kinds of broken files
         raise ValueError(
             f"{path} is no data set of the form expected (an .npz file with "
             f"the arrays {', '.join(_ARRAYS)}): {error}"
@@ -290,7 +289,14 @@ def _require_numbers(cells, where) -> None:
 
 def read_tfds(name: str, data_dir: str | os.PathLike | None = None) -> RawData:
     """One of the image sets by tensorflow-datasets, which keeps a cache."""
-    import tensorflow_datasets as tfds
+    try:
+        import tensorflow_datasets as tfds
+    except Exception as error:  # of its protocol buffers, beside an older one
+        raise ValueError(
+            f"Data set {name!r} needs tensorflow-datasets, which can't be "
+            "imported. Beside TensorFlow before 2.20 install "
+            f'"tensorflow-metadata<1.17". ({error})'
+        ) from error
 
     def split(part):
         found = tfds.as_numpy(builder.as_dataset(split=part, batch_size=-1))

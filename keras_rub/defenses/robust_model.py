@@ -19,6 +19,7 @@ from keras_rub.defenses.losses import (
     on_logits,
 )
 from keras_rub.inputs import SingleInput
+from keras_rub.keras_internals import compile_settings
 from keras_rub.metrics import CertifiedAccuracy
 from keras_rub.perturbations import PerturbationSet, attacker_of, check_rho
 
@@ -331,7 +332,7 @@ class RobustModel(keras.Model):
         self.compile(
             **{
                 name: keras.tree.map_structure(_fresh_copy, value)
-                for name, value in base._compile_config.config.items()
+                for name, value in compile_settings(base).items()
             }
         )
 
@@ -352,7 +353,10 @@ class RobustModel(keras.Model):
     @checks.with_clear_errors
     def evaluate(self, *args, **kwargs):
         _refuse_words(*args, **kwargs)
-        return super().evaluate(*args, **kwargs)
+        # Before 3.14 Keras returns tensors in the place of numbers.
+        return keras.tree.map_structure(
+            float, super().evaluate(*args, **kwargs)
+        )
 
     @checks.with_clear_errors
     def train_on_batch(self, *args, **kwargs):

@@ -183,7 +183,17 @@ class Evaluation:
     @classmethod
     def from_dict(cls, state: dict[str, Any]) -> Evaluation:
         """The evaluation that `to_dict` described."""
+        try:
+            return cls._from_state(state)
+        # What a dict of another form raises, wherever it differs.
+        except (AttributeError, LookupError, TypeError) as error:
+            raise ValueError(
+                "`state` must be what `Evaluation.to_dict` returned. Received: "
+                f"{type(state).__name__} ({type(error).__name__}: {error})"
+            ) from error
 
+    @classmethod
+    def _from_state(cls, state: dict[str, Any]) -> Evaluation:
         def flags(value):
             return np.array(value, bool)
 

@@ -51,6 +51,12 @@ class Store:
         if not path.exists():
             return None
         state = read_json(path)
+        if not isinstance(state, dict) or not all(
+            isinstance(state.get(key), dict) for key in ("settings", "result")
+        ):
+            raise ValueError(
+                f"{path} holds no result of a job. Delete it to do it again."
+            )
         if differing(job.settings, state["settings"]):
             return None
         return state["result"]

@@ -1,6 +1,7 @@
 """Robust models in TensorFlow Serving, with their certificates."""
 
-from keras_rub.serving.exporting import export, read_metadata
+from keras_rub.serving.exporting import export
+from keras_rub.serving.metadata import read_metadata
 from keras_rub.serving.server import write_config
 
 __all__ = ["export", "read_metadata", "write_config"]

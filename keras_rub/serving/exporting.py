@@ -25,6 +25,7 @@ from keras_rub.inputs import SingleInput, input_names
 from keras_rub.loading import KERAS_COPY
 from keras_rub.perturbations import PerturbationSet, attacker_of
 from keras_rub.serving import server
+from keras_rub.serving.metadata import METADATA
 from keras_rub.serving.signatures import (
     SIGNATURES,
     Certifier,
@@ -33,14 +34,10 @@ from keras_rub.serving.signatures import (
 from keras_rub.serving.versions import (
     check_version,
     hidden_folder,
-    list_versions,
     publish,
 )
 from keras_rub.tracing import compiled
 from keras_rub.version import __version__
-
-# Where the facts about a model lie within its SavedModel.
-METADATA = pathlib.Path("assets.extra") / "metadata.json"
 
 
 def export(
@@ -62,6 +59,7 @@ def export(
     warmup: Any = None,
     tolerance: float = 0.01,
     max_radius: float = 1e3,
+    max_batch_size: int = server.MAX_BATCH_SIZE,
     memory_budget: int = 2**26,
 ) -> pathlib.Path:
     """Writes a classifier as a SavedModel, with its certificates.
@@ -79,7 +77,9 @@ def export(
     A model with one output is served as one of two classes: the logits are
     [0, z] and the probabilities those of both.
 
-    All inputs are float32 and all tensors begin with the batch, of any size.
+    All inputs are float32 and all tensors begin with the batch. `rho` must
+    have its length, and a certificate takes at most `max_batch_size` samples:
+    otherwise the request is refused with a message.
     Where the model takes several inputs, each signature has all of them in
     place of x, by their own names and in their own types.
     Numbers are those of `keras_rub.certify` and
@@ -119,6 +119,9 @@ def export(
             in the valid range.
         tolerance: as in `keras_rub.certified_radius`. Defaults to `0.01`.
         max_radius: as in `keras_rub.certified_radius`. Defaults to `1e3`.
+        max_batch_size: int. The most samples that one request for
+            certificates may hold. With `tolerance` and `max_radius` it bounds
+            how long a request can take. Defaults to `1024`.
         memory_budget: int. Bytes that one chunk of work may take; a single
             sample may still need more. Defaults to `2**26` (64 MiB).
 
@@ -161,12 +164,14 @@ def export(
     certifier = None
     if signatures != ("serving_default",):
         check_search(tolerance, max_radius)
+        _check_batch_size(max_batch_size)
         certifier = Certifier(
             network,
             perturbations=attacker,
             method=bound,
             tolerance=tolerance,
             max_radius=float(max_radius),
+            max_batch_size=max_batch_size,
             memory_budget=memory_budget,
         )
         facts["certificates"] = {
@@ -174,37 +179,16 @@ def export(
             "method": bound.name,
             "tolerance": tolerance,
             "max_radius": max_radius,
+            "max_batch_size": max_batch_size,
         }
     facts = _merge(facts, metadata)
     samples = _warmup_samples(warmup, specs, inputs, attacker)
+    if warmup is not None:
+        _check_warmup(samples, max_batch_size)
     with hidden_folder(folder) as hidden:
         _save(network, inputs, specs, signatures, certifier, hidden)
         _add_files(hidden, folder.name, network, facts, signatures, samples)
         return publish(hidden, folder, version)
-
-
-def read_metadata(path: str | os.PathLike) -> dict[str, Any]:
-    """What `keras_rub.export` noted about a model.
-
-    Args:
-        path: the folder of a SavedModel, or one with numbered versions, of
-            which the newest is taken.
-
-    Returns:
-        Dict with the versions of the libraries, the time of the export, the
-        defence and the radius of the training, the shapes, the signatures,
-        the settings of the certificates, and what the user added.
-    """
-    folder = pathlib.Path(path)
-    versions = list_versions(folder)
-    if versions and not (folder / METADATA).exists():
-        folder /= str(versions[-1])
-    if not (folder / METADATA).exists():
-        raise ValueError(
-            f"{folder} was not written by keras_rub.export: it has no "
-            f"{METADATA}."
-        )
-    return json.loads((folder / METADATA).read_text())
 
 
 # Writing ---------------------------------------------------------------------
@@ -320,6 +304,14 @@ def _check_signatures(signatures) -> tuple[str, ...]:
     return tuple(name for name in SIGNATURES if name in wanted)
 
 
+def _check_batch_size(size) -> None:
+    if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+        raise ValueError(
+            "`max_batch_size` must be a whole number of at least 1. "
+            f"Received: `max_batch_size={size!r}`"
+        )
+
+
 def _with_preprocessing(base, preprocessing) -> keras.Model:
     if preprocessing is None:
         return base
@@ -394,6 +386,22 @@ def _with_own_units(model, preprocessing, perturbations):
             f"Received: a model trained with `perturbations={own!r}`"
         )
     return model
+
+
+def _check_warmup(samples, max_batch_size: int) -> None:
+    count = len(next(iter(samples.values())))
+    if count > max_batch_size:
+        raise ValueError(
+            "`warmup` must hold at most `max_batch_size` samples, or the "
+            f"server would refuse them. Received: {count} samples, "
+            f"`max_batch_size={max_batch_size}`"
+        )
+    if not server.can_write_warmup():
+        warnings.warn(
+            "No warm-up requests are written: they need the extra `serving`, "
+            'pip install "keras-rub[serving]".',
+            stacklevel=3,
+        )
 
 
 def _warmup_samples(

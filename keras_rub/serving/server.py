@@ -11,15 +11,18 @@ import numpy as np
 import tensorflow as tf
 
 from keras_rub.files import write_atomically
+from keras_rub.serving.metadata import read_metadata
 from keras_rub.serving.versions import list_versions
 
 # Where a server looks for them within a SavedModel.
 WARMUP = pathlib.Path("assets.extra") / "tf_serving_warmup_requests"
 
-# A request that is larger than max_batch_size is refused by the server. The
-# signatures work through a large batch in chunks, so it may be large.
+# The most samples of one request, where an export does not say otherwise. A
+# larger request is refused.
+MAX_BATCH_SIZE = 1024
+
 _BATCHING = """\
-max_batch_size { value: 1024 }
+max_batch_size { value: %d }
 batch_timeout_micros { value: 1000 }
 max_enqueued_batches { value: 1000 }
 num_batch_threads { value: %d }
@@ -97,11 +100,22 @@ def write_config(
         for name in names
     )
     path = folder / "models.config"
+    size = min(_max_batch_size(folder / name) for name in names)
     write_atomically(
-        folder / "batching.config", _BATCHING % (threads or os.cpu_count() or 1)
+        folder / "batching.config",
+        _BATCHING % (size, threads or os.cpu_count() or 1),
     )
     write_atomically(path, f"model_config_list {{\n{entries}}}\n")
     return path
+
+
+def _max_batch_size(folder: pathlib.Path) -> int:
+    """What the newest version takes; others than ours have no limit."""
+    try:
+        certificates = read_metadata(folder).get("certificates") or {}
+        return int(certificates["max_batch_size"])
+    except (ValueError, TypeError, KeyError):
+        return MAX_BATCH_SIZE
 
 
 def _quoted(text) -> str:

@@ -73,6 +73,7 @@ class Certifier:
         method: one that can be part of a graph.
         tolerance: as in `keras_rub.certified_radius`.
         max_radius: as in `keras_rub.certified_radius`.
+        max_batch_size: int. The most samples of one call.
         memory_budget: int. Bytes that one chunk of work may take.
     """
 
@@ -84,6 +85,7 @@ class Certifier:
         method: Method,
         tolerance: float,
         max_radius: float,
+        max_batch_size: int,
         memory_budget: int,
     ):
         _check_fixed_shape(network)
@@ -100,6 +102,7 @@ class Certifier:
         self.method = method
         self.tolerance = tolerance
         self.max_radius = max_radius
+        self.max_batch_size = max_batch_size
         self.samples = self._samples_at_once()
 
     def certify(self, x: tf.Tensor, rho: tf.Tensor) -> dict[str, tf.Tensor]:
@@ -114,6 +117,22 @@ class Certifier:
             `certified`; and `margin`, the bound of the largest
             `z_k - z_class`, infinite where there is none.
         """
+        radii, samples = tf.shape(rho)[0], tf.shape(x)[0]
+        with tf.control_dependencies(
+            [
+                tf.debugging.Assert(
+                    tf.equal(radii, samples),
+                    [
+                        "`rho` must hold one radius for each sample of the "
+                        "batch. Received: radii and samples",
+                        radii,
+                        samples,
+                    ],
+                )
+            ]
+        ):
+            rho = tf.identity(rho)
+        x = self._limited(x)
         names = ("class", "certified", "margin")
         dtypes = (tf.int64, tf.bool, tf.float32)
         found = _in_chunks(self._certify, (x, rho), self.samples, dtypes)
@@ -128,9 +147,28 @@ class Certifier:
         Returns:
             Dict of tensors [batch]: `class` and `radius`.
         """
+        x = self._limited(x)
         dtypes = (tf.int64, tf.float32)
         found = _in_chunks(self._radius, (x,), self.samples, dtypes)
         return dict(zip(("class", "radius"), found, strict=True))
+
+    def _limited(self, x):
+        """`x`, or an error if the batch is larger than agreed."""
+        samples = tf.shape(x)[0]
+        with tf.control_dependencies(
+            [
+                tf.debugging.Assert(
+                    samples <= self.max_batch_size,
+                    [
+                        "A request for certificates may hold at most "
+                        f"{self.max_batch_size} samples (`max_batch_size` of "
+                        "the export). Received:",
+                        samples,
+                    ],
+                )
+            ]
+        ):
+            return tf.identity(x)
 
     # One chunk ---------------------------------------------------------------
 

@@ -61,8 +61,16 @@ class Results:
         """All whole rows; of a trial that was repeated, the last ones."""
         if not self.path.exists():
             return []
-        with open(self.path, newline="", encoding="utf-8") as file:
-            table = list(csv.DictReader(file))
+        try:
+            with open(self.path, newline="", encoding="utf-8") as file:
+                reader = csv.DictReader(file)
+                table = list(reader)
+            if table and list(reader.fieldnames or ()) != list(COLUMNS):
+                raise ValueError("its columns are other ones")
+        except (ValueError, csv.Error) as error:
+            raise ValueError(
+                f"{self.path} is no table of trials: {error}."
+            ) from error
         rows = {}
         for row in table:
             try:

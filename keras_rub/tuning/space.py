@@ -7,6 +7,7 @@ import json
 import math
 import os
 import pathlib
+import reprlib
 from typing import Any
 
 import keras_tuner
@@ -97,7 +98,13 @@ class SearchSpace:
             # Every JSON text is YAML too, but its parser has better errors.
             read = json.loads if path.suffix == ".json" else yaml.safe_load
             found = read(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError, yaml.YAMLError) as error:
+        except (
+            OSError,
+            ValueError,
+            TypeError,
+            RecursionError,
+            yaml.YAMLError,
+        ) as error:
             raise ValueError(
                 f"{path} is no search space in YAML or JSON: {error}"
             ) from error
@@ -105,7 +112,7 @@ class SearchSpace:
         if not isinstance(found, dict) or set(found) - known:
             raise ValueError(
                 f"{path}: a search space has the keys {sorted(known)}. "
-                f"Received: {found!r}"
+                f"Received: {reprlib.repr(found)}"
             )
         values: dict[str, Any] = {
             key: value
