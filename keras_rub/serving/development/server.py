@@ -112,7 +112,7 @@ class DevelopmentServer:
     def start(self) -> DevelopmentServer:
         """Loads the models and begins to listen."""
         import grpc
-        import waitress.server
+        import waitress
 
         from keras_rub.serving.development import rest, rpc
 
@@ -128,7 +128,7 @@ class DevelopmentServer:
         rpc.add_services(self._rpc, self._answers)
         try:
             self.port = self._rpc.add_insecure_port(f"{self.host}:{self.port}")
-            self._rest: Any = waitress.server.create_server(
+            self._rest: Any = waitress.create_server(
                 rest.RestApplication(self._answers),
                 map=self._sockets,
                 host=self.host,
