@@ -112,7 +112,8 @@ class DevelopmentServer:
     def start(self) -> DevelopmentServer:
         """Loads the models and begins to listen."""
         import grpc
-        import waitress
+        # Its published types lack the function that starts a server.
+        import waitress  # type: ignore[import-untyped]
 
         from keras_rub.serving.development import rest, rpc
 
