@@ -51,7 +51,7 @@ def trained(data, widths):
     keras.utils.set_random_seed(0)
     base = keras.Sequential(
         [
-            keras.Input(data.x_train.shape[1:]),
+            keras.Input(data.input_shape),
             *(keras.layers.Dense(width, "relu") for width in widths),
             keras.layers.Dense(data.num_classes),
         ]
@@ -61,8 +61,7 @@ def trained(data, widths):
         keras.optimizers.Adam(3e-3), "sparse_categorical_crossentropy"
     )
     model.fit(
-        data.x_train,
-        data.y_train,
+        *data.train,
         epochs=_EPOCHS.value,
         verbose=0,
         callbacks=[keras_rub.callbacks.RhoSchedule(epochs=_EPOCHS.value // 2)],
@@ -76,7 +75,7 @@ def measure(name, widths):
         name, _DATA_DIR.value, normalization="standard"
     )
     model = trained(data, widths)
-    x, y = data.x_test[: _ROWS.value], data.y_test[: _ROWS.value]
+    x, y = (part[: _ROWS.value] for part in data.test)
     found = {"rows": len(x)}
     for method in METHODS[:-1]:
         certificate = keras_rub.certify(
