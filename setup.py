@@ -73,7 +73,6 @@ TEST = [
     "ruff>=0.14,<0.16",
     "mypy>=1.15,<2",
     "types-PyYAML>=6",
-    "types-waitress>=3",
 ]
 
 setuptools.setup(
