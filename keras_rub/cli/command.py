@@ -54,6 +54,11 @@ def call(
     # What bad values, missing files and folders that can't be written raise.
     except (flags.Error, ValueError, OSError) as error:
         return fail(f"{PROGRAM} {name}", error)
+    except Exception as error:
+        # TensorFlow's writers have an error of their own for a full disk.
+        if "No space left on device" not in str(error):
+            raise
+        return fail(f"{PROGRAM} {name}", "No space left on device.")
     except KeyboardInterrupt:
         print(f"{PROGRAM} {name}: interrupted", file=sys.stderr)
         return 130

@@ -55,7 +55,7 @@ class DevelopmentServer:
 
     Example:
     ```python
-    with DevelopmentServer("models", port=0, rest_api_port=0) as server:
+    with keras_rub.serving.DevelopmentServer("models") as server:
         print(server.rest_api_port, server.port)
     ```
     """
