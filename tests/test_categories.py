@@ -533,11 +533,7 @@ def test_training_saving_evaluation_export(tmp_path):
     served = tf.saved_model.load(str(folder)).signatures["certify"]
     bad = x.copy()
     bad[0, 2:5] = 0.5
-    got = served(
-        **{name: value for name, value in zip(
-            served.structured_input_signature[1],
-            (tf.fill([16], 0.4), tf.constant(bad)), strict=True)}
-    )  # fmt: skip
+    got = served(x=tf.constant(bad), rho=tf.fill([16], 0.4))
     assert not got["certified"][0]
     by_graph = got["certified"].numpy()
     own = keras_rub.certify(loaded, x, rho=0.4).certified
