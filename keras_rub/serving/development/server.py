@@ -112,9 +112,7 @@ class DevelopmentServer:
     def start(self) -> DevelopmentServer:
         """Loads the models and begins to listen."""
         import grpc
-
-        # Its published types lack the function that starts a server.
-        import waitress  # type: ignore[import-untyped]
+        import waitress
 
         from keras_rub.serving.development import rest, rpc
 
