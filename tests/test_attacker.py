@@ -86,7 +86,7 @@ def test_attacks_and_evaluate(masked, data, labels):
     points = attack(data, labels, 0.4)
     assert masked.perturbations.contains(data, points, 0.4).all()
     assert keras_rub.attacks.make("pgd", masked.base).norm == "inf"
-    with pytest.raises(ValueError, match="foolbox knows neither"):
+    with pytest.raises(ValueError, match="foolbox knows no `mask`"):
         keras_rub.attacks.make("foolbox-pgd", masked)
     result = keras_rub.evaluate(
         masked, data, labels, radii=[0.2], attacks=["pgd"], certificates="rub"

@@ -350,7 +350,7 @@ def test_a_weak_attack_is_seen(result):
         ({"attacks": ["apdg-ce"]}, "Did you mean 'apgd-ce'.*Known: .*strong"),
         ({"certificates": "lp"}, "`certificates` must be"),
         ({"input_range": (0.4, 0.6)}, "leaves `input_range`"),
-        ({"attacks": "paper", "mask": np.ones(64)}, "neither `mask`"),
+        ({"attacks": "paper", "mask": np.ones(64)}, "knows no `mask`"),
         ({"x": np.zeros((3, 63))}, "`x` must have the shape"),
         ({"y": np.zeros(3)}, "same length"),
         ({"y": np.full(60, 12)}, "class numbers from 0 to 9"),

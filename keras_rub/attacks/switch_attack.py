@@ -11,6 +11,7 @@ import tensorflow as tf
 from keras_rub.attacks.adaptive_pgd import AdaptivePGD
 from keras_rub.attacks.attack import Attack, positive_int
 from keras_rub.categories import single_switches, switched_rows
+from keras_rub.perturbations import PerturbationSet
 
 # Rows that switches reach are enumerated up to so many a sample; where there
 # are more, the best switch is made, then the next best, and so on.
@@ -44,11 +45,14 @@ class SwitchAttack(Attack):
         model: keras.Model,
         norm: int | str | None = None,
         *,
+        perturbations: PerturbationSet | None = None,
         candidates: int = 8,
         loss: str = "margin_ratio",
         **kwargs: Any,
     ):
-        super().__init__(model, norm, loss=loss, **kwargs)
+        super().__init__(
+            model, norm, perturbations=perturbations, loss=loss, **kwargs
+        )
         self.candidates = positive_int("candidates", candidates)
         if not self.perturbations.categories:
             raise ValueError(
