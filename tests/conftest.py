@@ -73,7 +73,7 @@ def seed():
 def eager(request):
     """Runs a test marked `eager` without tracing.
 
-    To trace a bound takes a thousand times as long as to run it once on a small
+    To trace a bound takes many times as long as to run it once on a small
     network, so tests of many networks that ask each only once or twice are
     marked. With `--traced` they are traced all the same.
     """
