@@ -212,8 +212,10 @@ class Recipe:
         done: int = 0,
     ) -> keras.callbacks.History:
         """Trains a model that `build` made, from epoch `done` on."""
-        # A robust loss is dear: ask for no more of it than the training does.
-        seen = min(1000, max(200, self.steps_per_epoch * self.batch_size))
+        # A robust loss is dear, and here every competitor counts: of the
+        # samples that an epoch trains on, a twentieth.
+        seen = self.steps_per_epoch * self.batch_size // 20
+        seen = min(1000, max(200, seen))
         batches = data.batches(
             "train", self.batch_size, repeat=True, seed=self.seed
         )
