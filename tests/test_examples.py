@@ -13,17 +13,12 @@ from tests.test_tools import ROOT, run
 
 pytestmark = pytest.mark.medium
 
+SMALL = {"epochs": 4, "samples": 8, "method": "rub"}
+
 
 def test_tabular(tmp_path, capsys):
     picture = tmp_path / "tabular.png"
-    printed = run(
-        "examples/tabular.py",
-        capsys,
-        epochs=4,
-        samples=12,
-        method="rub",
-        out=str(picture),
-    )
+    printed = run("examples/tabular.py", capsys, **SMALL, out=str(picture))
     assert "certified to" in printed and "misread at" in printed
     changed = printed.split("in % of the budget")[1]
     # The mask holds: no feature of the size is named.
@@ -33,14 +28,7 @@ def test_tabular(tmp_path, capsys):
 
 
 def test_data_frame(tmp_path, capsys):
-    printed = run(
-        "examples/data_frame.py",
-        capsys,
-        epochs=4,
-        samples=8,
-        method="rub",
-        out=str(tmp_path),
-    )
+    printed = run("examples/data_frame.py", capsys, **SMALL, out=str(tmp_path))
     assert "8 rows, of which" in printed and "becomes" in printed
     assert "exported with the classes ['fast', 'slow']" in printed
     assert "'values': ['under', 'normal', 'over', 'obese']" in printed

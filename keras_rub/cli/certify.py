@@ -25,20 +25,15 @@ from keras_rub.cli.parsing import parse_radii
 from keras_rub.files import digest, write_atomically, write_figure
 from keras_rub.resuming import Parts
 
-FLAGS = flags.FlagValues()
+FLAGS = command.Flags()
 
 _MODEL = shared.define_model(FLAGS)
 _DATA = shared.DataFlags(FLAGS)
-_RADII = flags.DEFINE_string(
-    "radii", "0.1,0.5,1", "Radii, with commas.", flag_values=FLAGS
-)
+_RADII = FLAGS.string("radii", "0.1,0.5,1", "Radii, with commas.")
 flags.DEFINE_alias("rho", "radii", flag_values=FLAGS)
 _NORM = shared.define_norm(FLAGS)
-_METHOD = flags.DEFINE_list(
-    "method",
-    "auto",
-    f"One or more of {', '.join(methods.names())}.",
-    flag_values=FLAGS,
+_METHOD = FLAGS.words(
+    "method", "auto", f"One or more of {', '.join(methods.names())}."
 )
 _INPUT_RANGE = shared.define_range(FLAGS)
 _SAMPLES = shared.define_samples(FLAGS, 1000, "test")

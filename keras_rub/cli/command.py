@@ -2,8 +2,7 @@
 
 A command is a module with
 
-- `FLAGS`, its own `absl.flags.FlagValues`, so that several commands can share
-  a process,
+- `FLAGS`, its own `Flags`, so that several commands can share a process,
 - `run()`, which does the work and raises `ValueError` for a bad value,
 - `main(argv)`, which calls `call`.
 """
@@ -14,7 +13,7 @@ import inspect
 import shlex
 import sys
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from absl import flags
 
@@ -24,9 +23,64 @@ _HELP = ("--help", "-help", "-h", "--helpfull", "--helpshort")
 _INDENT = " " * 4
 
 
+class Flags(flags.FlagValues):
+    """The flags of one command; a method for each kind of value.
+
+    Every method takes the name, the default and the help, and returns what
+    holds the value once the command is called.
+    """
+
+    def string(
+        self, name: str, default: str | None, text: str
+    ) -> flags.FlagHolder:
+        """Any text."""
+        return flags.DEFINE_string(name, default, text, flag_values=self)
+
+    def choice(
+        self, name: str, default: str | None, known: Iterable[str], text: str
+    ) -> flags.FlagHolder:
+        """One of the words that are known."""
+        return flags.DEFINE_enum(
+            name, default, list(known), text, flag_values=self
+        )
+
+    def words(self, name: str, default: str, text: str) -> flags.FlagHolder:
+        """Words with commas, as a list."""
+        return flags.DEFINE_list(name, default, text, flag_values=self)
+
+    def whole(
+        self,
+        name: str,
+        default: int | None,
+        text: str,
+        lowest: int | None = None,
+    ) -> flags.FlagHolder:
+        """A whole number."""
+        return flags.DEFINE_integer(
+            name, default, text, lowest, flag_values=self
+        )
+
+    def number(
+        self,
+        name: str,
+        default: float | None,
+        text: str,
+        lowest: float | None = None,
+        highest: float | None = None,
+    ) -> flags.FlagHolder:
+        """A number."""
+        return flags.DEFINE_float(
+            name, default, text, lowest, highest, flag_values=self
+        )
+
+    def switch(self, name: str, default: bool, text: str) -> flags.FlagHolder:
+        """Yes or no."""
+        return flags.DEFINE_bool(name, default, text, flag_values=self)
+
+
 def call(
     name: str,
-    flag_values: flags.FlagValues,
+    flag_values: Flags,
     run: Callable[[], None],
     argv: Sequence[str] | None = None,
     about: str | None = None,
@@ -71,9 +125,7 @@ def fail(where: str, error: Exception | str) -> int:
     return 1
 
 
-def help_text(
-    name: str, flag_values: flags.FlagValues, about: str | None
-) -> str:
+def help_text(name: str, flag_values: Flags, about: str | None) -> str:
     """What a command does and all its flags."""
     parts = [inspect.cleandoc(about or ""), f"Flags of {PROGRAM} {name}:"]
     for flag_name in flag_values:
@@ -92,7 +144,7 @@ def help_text(
     return "\n\n".join(parts)
 
 
-def line(name: str, flag_values: flags.FlagValues) -> str:
+def line(name: str, flag_values: Flags) -> str:
     """The command line that gives the same flags again."""
     words = [
         word

@@ -16,8 +16,6 @@ from __future__ import annotations
 import pathlib
 from collections.abc import Sequence
 
-from absl import flags
-
 import keras_rub
 from keras_rub.attacks.foolbox_attack import can_respect
 from keras_rub.cli import command, saved_run, shared
@@ -26,43 +24,37 @@ from keras_rub.evaluation import html_report
 from keras_rub.files import digest, write_atomically
 from keras_rub.resuming import Parts
 
-FLAGS = flags.FlagValues()
+FLAGS = command.Flags()
 
 _MODEL = shared.define_model(FLAGS)
 _DATA = shared.DataFlags(FLAGS)
 _ATTACKS = shared.define_attacks(FLAGS, "paper")
-_NORMS = flags.DEFINE_list(
+_NORMS = FLAGS.words(
     "norms",
     "1,2,inf",
     "Norms, with commas; 1 by default where the attacker switches categories.",
-    flag_values=FLAGS,
 )
-_RADII = flags.DEFINE_string(
+_RADII = FLAGS.string(
     "radii",
     "0.1,0.5,1",
     "Radii with commas, for all norms; or for each norm its own: "
     "1:0.5,1;inf:0.01,0.05.",
-    flag_values=FLAGS,
 )
 _CERTIFICATES = shared.define_certificates(FLAGS, "auto")
 _INPUT_RANGE = shared.define_range(FLAGS)
 _SAMPLES = shared.define_samples(FLAGS, 1000, "test")
 _SEED = shared.define_seed(FLAGS, "random starts")
-_REPORT = flags.DEFINE_string(
-    "report",
-    "out/report.html",
-    "The report of evaluate, an HTML file.",
-    flag_values=FLAGS,
+_REPORT = FLAGS.string(
+    "report", "out/report.html", "The report of evaluate, an HTML file."
 )
 
-_FLIPS = flags.DEFINE_integer(
+_FLIPS = FLAGS.whole(
     "flips",
     20,
     "With a CSV file, or where it is given with another table, and norm 1: how "
     "many test rows, from the first, whose certified price and cheapest change "
     "the report spells out.",
-    lower_bound=0,
-    flag_values=FLAGS,
+    lowest=0,
 )
 
 _CHUNK = 250  # samples between two savings

@@ -25,64 +25,50 @@ from keras_rub.bounds import methods
 from keras_rub.cli import command, saved_run, shared
 from keras_rub.files import read_json
 
-FLAGS = flags.FlagValues()
+FLAGS = command.Flags()
 
 _MODEL = shared.define_model(FLAGS)
 _OUT = shared.define_out(
     FLAGS, None, "Folder of all versions, such as models/digits."
 )
 flags.mark_flag_as_required("out", flag_values=FLAGS)
-_VERSION = flags.DEFINE_integer(
-    "version",
-    None,
-    "Its number; the next free one by default.",
-    flag_values=FLAGS,
+_VERSION = FLAGS.whole(
+    "version", None, "Its number; the next free one by default."
 )
-_SIGNATURES = flags.DEFINE_list(
+_SIGNATURES = FLAGS.words(
     "signatures",
     "serving_default,certify,certified_radius",
     "What the server shall offer, with commas.",
-    flag_values=FLAGS,
 )
 _DATA = shared.DataFlags(FLAGS)
 _NORM = shared.define_norm(FLAGS)
-_METHOD = flags.DEFINE_enum(
+_METHOD = FLAGS.choice(
     "method",
     None,
     methods.names(in_graph=True),
     "How to certify; by default rub for norm 1, else crown.",
-    flag_values=FLAGS,
 )
 _INPUT_RANGE = shared.define_range(FLAGS)
-_TOLERANCE = flags.DEFINE_float(
+_TOLERANCE = FLAGS.number(
     "tolerance",
     0.01,
     "How close a certified radius is to one that fails, as a fraction of it.",
-    flag_values=FLAGS,
 )
-_MAX_RADIUS = flags.DEFINE_float(
-    "max_radius",
-    1e3,
-    "Where the search for a certified radius ends.",
-    flag_values=FLAGS,
+_MAX_RADIUS = FLAGS.number(
+    "max_radius", 1e3, "Where the search for a certified radius ends."
 )
-_MAX_BATCH_SIZE = flags.DEFINE_integer(
+_MAX_BATCH_SIZE = FLAGS.whole(
     "max_batch_size",
     1024,
     "The most samples that one request for certificates may hold.",
-    flag_values=FLAGS,
 )
-_REPORT = flags.DEFINE_string(
-    "report",
-    None,
-    "The report of evaluate, its .json file.",
-    flag_values=FLAGS,
+_REPORT = FLAGS.string(
+    "report", None, "The report of evaluate, its .json file."
 )
-_SERVER_CONFIG = flags.DEFINE_bool(
+_SERVER_CONFIG = FLAGS.switch(
     "server_config",
     True,
     "Write models.config and batching.config to the folder above --out.",
-    flag_values=FLAGS,
 )
 
 

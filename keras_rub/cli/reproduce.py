@@ -14,62 +14,49 @@ import pathlib
 import warnings
 from collections.abc import Sequence
 
-from absl import flags
-
 from keras_rub.cli import command
 from keras_rub.reproduction.budgets import BUDGETS
 from keras_rub.reproduction.context import Context
 from keras_rub.reproduction.experiments import EXPERIMENTS, make
 
-FLAGS = flags.FlagValues()
+FLAGS = command.Flags()
 
-_WHAT = flags.DEFINE_list(
-    "what",
-    [],
-    f"all, or names with commas: {', '.join(EXPERIMENTS)}.",
-    flag_values=FLAGS,
+_WHAT = FLAGS.words(
+    "what", "", f"all, or names with commas: {', '.join(EXPERIMENTS)}."
 )
-_BUDGET = flags.DEFINE_enum(
+_BUDGET = FLAGS.choice(
     "budget",
     "smoke",
-    list(BUDGETS),
+    BUDGETS,
     "smoke: tiny, on embedded data. laptop: hours on 2 cores. full: the "
     "paper's grid.",
-    flag_values=FLAGS,
 )
-_DATA_DIR = flags.DEFINE_string(
+_DATA_DIR = FLAGS.string(
     "data_dir",
     None,
     "Folder with NAME.npz files and uci/; the environment variable "
     "KERAS_RUB_DATA by default.",
-    flag_values=FLAGS,
 )
-_OUT = flags.DEFINE_string(
+_OUT = FLAGS.string(
     "out",
     None,
     "Folder for models and job results; out/reproduce by default, with the "
     "budget's name behind it unless that is laptop.",
-    flag_values=FLAGS,
 )
-_RESULTS = flags.DEFINE_string(
+_RESULTS = FLAGS.string(
     "results",
     None,
     "Folder for the pages; docs/results by default, for smoke OUT/results.",
-    flag_values=FLAGS,
 )
-_MINUTES = flags.DEFINE_float(
+_MINUTES = FLAGS.number(
     "minutes",
     None,
     "Start no job after so many minutes of a group of jobs, and make the "
     "pages of what is finished; 0 for the pages alone.",
-    lower_bound=0.0,
-    flag_values=FLAGS,
+    lowest=0,
 )
-_TRAIN = flags.DEFINE_bool(
-    "train",
-    True,
-    "Train the image networks that are missing.",
-    flag_values=FLAGS,
+_TRAIN = FLAGS.switch(
+    "train", True, "Train the image networks that are missing."
 )
 
 

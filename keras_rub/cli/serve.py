@@ -17,61 +17,46 @@ import sys
 import threading
 from collections.abc import Sequence
 
-from absl import flags, logging
+from absl import logging
 
 from keras_rub.cli import command
 from keras_rub.serving.development import DevelopmentServer
 
-FLAGS = flags.FlagValues()
+FLAGS = command.Flags()
 
-_MODELS = flags.DEFINE_string(
-    "models",
-    None,
-    "Folder of all models; the word behind `serve` is this too.",
-    flag_values=FLAGS,
+_MODELS = FLAGS.string(
+    "models", None, "Folder of all models; the word behind `serve` is this too."
 )
-_PORT = flags.DEFINE_integer(
-    "port", 8500, "Of gRPC; 0 for any free one.", flag_values=FLAGS
+_PORT = FLAGS.whole("port", 8500, "Of gRPC; 0 for any free one.")
+_REST_API_PORT = FLAGS.whole(
+    "rest_api_port", 8501, "Of REST; 0 for any free one."
 )
-_REST_API_PORT = flags.DEFINE_integer(
-    "rest_api_port", 8501, "Of REST; 0 for any free one.", flag_values=FLAGS
-)
-_HOST = flags.DEFINE_string(
+_HOST = FLAGS.string(
     "host",
     "127.0.0.1",
     "The address to listen at; by default this machine only.",
-    flag_values=FLAGS,
 )
-_MODEL_CONFIG_FILE = flags.DEFINE_string(
+_MODEL_CONFIG_FILE = FLAGS.string(
     "model_config_file",
     None,
     "By default the models.config of the folder, if there is one.",
-    flag_values=FLAGS,
 )
-_MOUNTED_AT = flags.DEFINE_string(
-    "mounted_at",
-    "/models",
-    "Where the paths of models.config see the folder.",
-    flag_values=FLAGS,
+_MOUNTED_AT = FLAGS.string(
+    "mounted_at", "/models", "Where the paths of models.config see the folder."
 )
-_ENABLE_BATCHING = flags.DEFINE_bool(
+_ENABLE_BATCHING = FLAGS.switch(
     "enable_batching",
     False,
     "Refuse what is larger than the max_batch_size of "
     "--batching_parameters_file; nothing is batched.",
-    flag_values=FLAGS,
 )
-_BATCHING_PARAMETERS_FILE = flags.DEFINE_string(
+_BATCHING_PARAMETERS_FILE = FLAGS.string(
     "batching_parameters_file",
     None,
     "By default the batching.config of the folder.",
-    flag_values=FLAGS,
 )
-_POLL_SECONDS = flags.DEFINE_float(
-    "file_system_poll_wait_seconds",
-    1.0,
-    "How often to look for new versions.",
-    flag_values=FLAGS,
+_POLL_SECONDS = FLAGS.number(
+    "file_system_poll_wait_seconds", 1.0, "How often to look for new versions."
 )
 
 

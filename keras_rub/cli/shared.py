@@ -12,6 +12,7 @@ import keras_rub
 from keras_rub import attacks, datasets
 from keras_rub.attacks.suite import names_of
 from keras_rub.bounds import methods
+from keras_rub.cli import command
 from keras_rub.cli.parsing import (
     parse_ends,
     parse_names,
@@ -69,58 +70,51 @@ class DataFlags:
 
     def __init__(
         self,
-        flag_values: flags.FlagValues,
+        flag_values: command.Flags,
         trained: bool = True,
         tables: bool = True,
     ):
         self._trained = trained
         later = _OF_TRAINING if trained else ""
-        self._dataset = flags.DEFINE_string(
+        self._dataset = flag_values.string(
             "dataset",
             None if trained else "digits",
             "Name of the data set, or a .csv or .npz file." + later,
-            flag_values=flag_values,
         )
-        self._data_dir = flags.DEFINE_string(
+        self._data_dir = flag_values.string(
             "data_dir",
             None,
             "Folder with NAME.npz files; the environment variable "
             "KERAS_RUB_DATA by default.",
-            flag_values=flag_values,
         )
-        self._label = flags.DEFINE_string(
+        self._label = flag_values.string(
             "label",
             None,
             "Column of a CSV file with the classes; the last by default."
             + later,
-            flag_values=flag_values,
         )
-        self._normalization = flags.DEFINE_enum(
+        self._normalization = flag_values.choice(
             "normalization",
             None,
-            list(datasets.NORMALIZATIONS),
+            datasets.NORMALIZATIONS,
             "Inputs in [0, 1] (unit), standardised (standard), raw (none), or "
             "raw with the radius in standard deviations (inside); default is "
             "unit for images, standard for tables of numbers and inside for "
             "tables with other columns." + later,
-            flag_values=flag_values,
         )
         self._table = {}
         if tables:
             for flag, (text, _) in _TABLE_FLAGS.items():
-                self._table[flag] = flags.DEFINE_string(
-                    flag, None, text + later, flag_values=flag_values
-                )
+                self._table[flag] = flag_values.string(flag, None, text + later)
             for flag, known, text in (
                 ("missing", schema.MISSING_RULES, "numbers in a CSV file"),
                 ("unseen", schema.UNSEEN_RULES, "categories in training rows"),
             ):
-                self._table[flag] = flags.DEFINE_enum(
+                self._table[flag] = flag_values.choice(
                     flag,
                     None,
-                    list(known),
+                    known,
                     f"What to do about missing {text}." + later,
-                    flag_values=flag_values,
                 )
 
     @property
@@ -205,99 +199,91 @@ class DataFlags:
         return data
 
 
-def define_model(flag_values: flags.FlagValues) -> flags.FlagHolder:
+def define_model(flag_values: command.Flags) -> flags.FlagHolder:
     """--model."""
-    return flags.DEFINE_string(
+    return flag_values.string(
         "model",
         None,
         "A .keras file or a SavedModel folder. The settings of its training "
         "are read from config.json beside it, or from the SavedModel.",
-        flag_values=flag_values,
     )
 
 
 def define_norm(
-    flag_values: flags.FlagValues, default: str | None = None
+    flag_values: command.Flags, default: str | None = None
 ) -> flags.FlagHolder:
     """--norm."""
-    return flags.DEFINE_enum(
+    return flag_values.choice(
         "norm",
         default,
-        list(NORMS),
+        NORMS,
         "Norm of the perturbation."
         + ("" if default else " By default that of the training, else 1."),
-        flag_values=flag_values,
     )
 
 
 def define_range(
-    flag_values: flags.FlagValues, default: str | None = None
+    flag_values: command.Flags, default: str | None = None
 ) -> flags.FlagHolder:
     """--input_range."""
-    return flags.DEFINE_string(
+    return flag_values.string(
         "input_range",
         default,
         "The inputs that exist, which an attacker can't leave: LOW,HIGH, or "
         "data for the data set's own range, or none."
         + ("" if default else " By default as in the training, else none."),
-        flag_values=flag_values,
     )
 
 
 def define_attacks(
-    flag_values: flags.FlagValues, default: str
+    flag_values: command.Flags, default: str
 ) -> flags.FlagHolder:
     """--attacks."""
-    return flags.DEFINE_list(
+    return flag_values.words(
         "attacks",
         default,
         "paper, strong, none, or names with commas: "
         + ", ".join(attacks.NAMES)
         + ".",
-        flag_values=flag_values,
     )
 
 
 def define_certificates(
-    flag_values: flags.FlagValues, default: str
+    flag_values: command.Flags, default: str
 ) -> flags.FlagHolder:
     """--certificates."""
-    return flags.DEFINE_enum(
+    return flag_values.choice(
         "certificates",
         default,
         ["none", *methods.names()],
         "How to certify each network.",
-        flag_values=flag_values,
     )
 
 
 def define_samples(
-    flag_values: flags.FlagValues, default: int, what: str
+    flag_values: command.Flags, default: int, what: str
 ) -> flags.FlagHolder:
     """--samples."""
-    return flags.DEFINE_integer(
+    return flag_values.whole(
         "samples",
         default,
         f"How many {what} samples, from the first.",
-        lower_bound=1,
-        flag_values=flag_values,
+        lowest=1,
     )
 
 
-def define_seed(flag_values: flags.FlagValues, of: str) -> flags.FlagHolder:
+def define_seed(flag_values: command.Flags, of: str) -> flags.FlagHolder:
     """--seed."""
-    return flags.DEFINE_integer(
-        "seed", 0, f"Of {of}.", lower_bound=0, flag_values=flag_values
-    )
+    return flag_values.whole("seed", 0, f"Of {of}.", lowest=0)
 
 
 def define_out(
-    flag_values: flags.FlagValues,
+    flag_values: command.Flags,
     default: str | None,
     text: str = "Folder for the results.",
 ) -> flags.FlagHolder:
     """--out."""
-    return flags.DEFINE_string("out", default, text, flag_values=flag_values)
+    return flag_values.string("out", default, text)
 
 
 def attack_names(words: list[str]) -> str | list[str]:

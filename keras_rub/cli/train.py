@@ -21,119 +21,87 @@ from keras_rub import distribution, training
 from keras_rub.cli import command, shared
 from keras_rub.cli.parsing import parse_count, parse_range
 
-FLAGS = flags.FlagValues()
+FLAGS = command.Flags()
 
 _DATA = shared.DataFlags(FLAGS, trained=False)
-_DEFENSE = flags.DEFINE_enum(
-    "defense",
-    "rub",
-    list(training.DEFENSES),
-    "How to train; rub is for norm 1 only.",
-    flag_values=FLAGS,
+_DEFENSE = FLAGS.choice(
+    "defense", "rub", training.DEFENSES, "How to train; rub is for norm 1 only."
 )
 _NORM = shared.define_norm(FLAGS, "1")
-_RHO = flags.DEFINE_float(
-    "rho",
-    1.0,
-    "Radius, in the units that the network sees.",
-    lower_bound=0.0,
-    flag_values=FLAGS,
+_RHO = FLAGS.number(
+    "rho", 1.0, "Radius, in the units that the network sees.", lowest=0
 )
-_RHO_RAMP = flags.DEFINE_float(
+_RHO_RAMP = FLAGS.number(
     "rho_ramp",
     0.5,
     "Part of the training over which the radius grows from 0.",
-    lower_bound=0.0,
-    upper_bound=1.0,
-    flag_values=FLAGS,
+    lowest=0,
+    highest=1,
 )
 _INPUT_RANGE = shared.define_range(FLAGS, "none")
-_VERTICES = flags.DEFINE_integer(
-    "vertices",
-    32,
-    "With rub: vertices a sample to evaluate.",
-    lower_bound=1,
-    flag_values=FLAGS,
+_VERTICES = FLAGS.whole(
+    "vertices", 32, "With rub: vertices a sample to evaluate.", lowest=1
 )
-_COMPETITORS = flags.DEFINE_string(
+_COMPETITORS = FLAGS.string(
     "competitors",
     "1",
     "With rub and arub: competing classes a sample that a step looks at, a "
     "number or all.",
-    flag_values=FLAGS,
 )
-_ATTACK_STEPS = flags.DEFINE_integer(
+_ATTACK_STEPS = FLAGS.whole(
     "attack_steps",
     10,
     "With pgd, and with ibp below --bound_weight 1: steps of the attack.",
-    lower_bound=1,
-    flag_values=FLAGS,
+    lowest=1,
 )
-_MIX = flags.DEFINE_float(
+_MIX = FLAGS.number(
     "mix",
     1.0,
     "Weight of the robust loss against the clean one.",
-    lower_bound=0.0,
-    upper_bound=1.0,
-    flag_values=FLAGS,
+    lowest=0,
+    highest=1,
 )
-_BOUND = flags.DEFINE_enum(
+_BOUND = FLAGS.choice(
     "bound",
     "ibp",
     ["ibp", "crown-ibp"],
     "With ibp: intervals, or linear bounds on interval ranges.",
-    flag_values=FLAGS,
 )
-_BOUND_WEIGHT = flags.DEFINE_float(
+_BOUND_WEIGHT = FLAGS.number(
     "bound_weight",
     1.0,
     "With ibp: weight of the bound against the loss under attack (the alpha "
     "of MTL-IBP).",
-    lower_bound=0.0,
-    upper_bound=1.0,
-    flag_values=FLAGS,
+    lowest=0,
+    highest=1,
 )
-_ARCHITECTURE = flags.DEFINE_enum(
+_ARCHITECTURE = FLAGS.choice(
     "architecture",
     "mlp",
-    list(training.ARCHITECTURES),
+    training.ARCHITECTURES,
     "The network: three hidden layers of 200, one, the paper's CNN, or a "
     "small one with strides.",
-    flag_values=FLAGS,
 )
-_HEAD = flags.DEFINE_enum(
+_HEAD = FLAGS.choice(
     "head",
     "logits",
-    list(training.HEADS),
+    training.HEADS,
     "How the network ends; sigmoid is one output, for two classes.",
-    flag_values=FLAGS,
 )
-_LEARNING_RATE = flags.DEFINE_float(
-    "learning_rate",
-    1e-3,
-    "Of Adam, at the start of a cosine decay.",
-    flag_values=FLAGS,
+_LEARNING_RATE = FLAGS.number(
+    "learning_rate", 1e-3, "Of Adam, at the start of a cosine decay."
 )
-_WEIGHT_DECAY = flags.DEFINE_float(
-    "weight_decay",
-    0.0,
-    "Decoupled weight decay of Adam.",
-    lower_bound=0.0,
-    flag_values=FLAGS,
+_WEIGHT_DECAY = FLAGS.number(
+    "weight_decay", 0.0, "Decoupled weight decay of Adam.", lowest=0
 )
-_BATCH_SIZE = flags.DEFINE_integer(
-    "batch_size", 128, "Samples a step.", lower_bound=1, flag_values=FLAGS
-)
-_STEPS = flags.DEFINE_integer(
-    "steps", 2000, "Training steps.", lower_bound=1, flag_values=FLAGS
-)
+_BATCH_SIZE = FLAGS.whole("batch_size", 128, "Samples a step.", lowest=1)
+_STEPS = FLAGS.whole("steps", 2000, "Training steps.", lowest=1)
 _SEED = shared.define_seed(FLAGS, "weights and of the shuffling")
-_STRATEGY = flags.DEFINE_enum(
+_STRATEGY = FLAGS.choice(
     "strategy",
     "none",
-    list(distribution.STRATEGIES),
+    distribution.STRATEGIES,
     "One device, all devices of this machine, or the machines of TF_CONFIG.",
-    flag_values=FLAGS,
 )
 _OUT = shared.define_out(FLAGS, None)
 flags.mark_flag_as_required("out", flag_values=FLAGS)

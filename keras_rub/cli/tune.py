@@ -23,8 +23,6 @@ import os
 import pathlib
 from collections.abc import Sequence
 
-from absl import flags
-
 import keras_rub
 from keras_rub.attacks.suite import names_of
 from keras_rub.cli import command, shared
@@ -33,75 +31,51 @@ from keras_rub.files import write_atomically, write_figure
 from keras_rub.tuning import SearchSpace, Sweep
 from keras_rub.tuning.oracles import ORACLES
 
-FLAGS = flags.FlagValues()
+FLAGS = command.Flags()
 
 _DATA = shared.DataFlags(FLAGS, trained=False, tables=False)
-_SPACE = flags.DEFINE_string(
+_SPACE = FLAGS.string(
     "space",
     None,
     "YAML or JSON file with the search space; by default a small one, or with "
     "--paper that of the paper. --normalization replaces that of the space.",
-    flag_values=FLAGS,
 )
-_PAPER = flags.DEFINE_bool(
-    "paper", False, "Search the paper's whole grid.", flag_values=FLAGS
+_PAPER = FLAGS.switch("paper", False, "Search the paper's whole grid.")
+_ORACLE = FLAGS.choice(
+    "oracle", "random", ORACLES, "How the next trial is chosen."
 )
-_ORACLE = flags.DEFINE_enum(
-    "oracle",
-    "random",
-    list(ORACLES),
-    "How the next trial is chosen.",
-    flag_values=FLAGS,
-)
-_RADII = flags.DEFINE_string(
+_RADII = FLAGS.string(
     "radii",
     None,
     "Radii of the attacks for each norm, such as 1:0.5,1;inf:0.05,0.1; by "
     "default 0.01, 0.05 and 0.1 for Linf, ten times that for L2, and for L1 "
     "times the square root of the number of features.",
-    flag_values=FLAGS,
 )
-_OBJECTIVE = flags.DEFINE_string(
+_OBJECTIVE = FLAGS.string(
     "objective",
     "mean",
     "What the oracle maximises: mean, attacked:NORM:RADIUS or "
     "certified:NORM:RADIUS.",
-    flag_values=FLAGS,
 )
 _ATTACKS = shared.define_attacks(FLAGS, "pgd")
 _CERTIFICATES = shared.define_certificates(FLAGS, "fast")
-_MAX_TRIALS = flags.DEFINE_integer(
-    "max_trials",
-    12,
-    "Trials in all, earlier ones included.",
-    lower_bound=1,
-    flag_values=FLAGS,
+_MAX_TRIALS = FLAGS.whole(
+    "max_trials", 12, "Trials in all, earlier ones included.", lowest=1
 )
-_MAX_MINUTES = flags.DEFINE_float(
-    "max_minutes",
-    None,
-    "After so long no new trial is begun.",
-    lower_bound=0.0,
-    flag_values=FLAGS,
+_MAX_MINUTES = FLAGS.number(
+    "max_minutes", None, "After so long no new trial is begun.", lowest=0
 )
-_STEPS = flags.DEFINE_integer(
-    "steps",
-    300,
-    "Training steps of a trial.",
-    lower_bound=1,
-    flag_values=FLAGS,
-)
+_STEPS = FLAGS.whole("steps", 300, "Training steps of a trial.", lowest=1)
 _SAMPLES = shared.define_samples(FLAGS, 300, "validation and test")
 _SEED = shared.define_seed(FLAGS, "training and search")
-_WORKER_TIMEOUT = flags.DEFINE_float(
+_WORKER_TIMEOUT = FLAGS.number(
     "worker_timeout",
     60.0,
     "Seconds after which a silent worker is given up.",
-    lower_bound=0.0,
-    flag_values=FLAGS,
+    lowest=0,
 )
-_REPORT_ONLY = flags.DEFINE_bool(
-    "report_only", False, "Only print the results so far.", flag_values=FLAGS
+_REPORT_ONLY = FLAGS.switch(
+    "report_only", False, "Only print the results so far."
 )
 _OUT = shared.define_out(
     FLAGS, None, "Folder for the results; out/tune/DATASET by default."
