@@ -527,6 +527,7 @@ def check_affine(operation, shapes, rng):
     assert_allclose(found[0], reach, **close)
 
 
+@pytest.mark.eager
 @pytest.mark.parametrize("name", CASES)
 def test_every_rule_is_right_and_sound(name, rng):
     model = case_model(name, rng)
