@@ -35,13 +35,13 @@ _ROUNDS = flags.DEFINE_integer(
 _GROUPS = flags.DEFINE_list(
     "groups",
     ["mnist", "classes", "uci", "cnn", "memory", "screening", "certify"]
-    + ["small_cnn", "linear", "certify_memory", "export", "serving"],
+    + ["small_cnn", "linear", "certify_memory", "export", "serving", "radius"],
     "Which groups of cases to run.",
 )
 _MODEL = flags.DEFINE_string(
     "model",
     None,
-    "For the group certify: a model.keras file, certified on the MNIST "
+    "For the groups certify and radius: a model.keras file, on the MNIST "
     "test set. Without it, a small one is trained on embedded digits.",
 )
 _DATA_DIR = flags.DEFINE_string(
@@ -441,15 +441,19 @@ def run_screening():
 # Certification ---------------------------------------------------------------
 
 
+def model_and_samples():
+    """A trained network, what to certify with it, and its name."""
+    if not _MODEL.value:
+        return trained_model(), *large_digits(), "large digits"
+    model = keras.models.load_model(_MODEL.value)
+    x, y = datasets.load("mnist", _DATA_DIR.value).test
+    x = x.reshape(len(x), *model.input_shape[1:])
+    return model, x, y, f"MNIST test set, {pathlib.Path(_MODEL.value).name}"
+
+
 def run_certify():
     """Deciding certificates by "rub" against scanning every vertex."""
-    if _MODEL.value:
-        model = keras.models.load_model(_MODEL.value)
-        x, y = datasets.load("mnist", _DATA_DIR.value).test
-        x = x.reshape(len(x), *model.input_shape[1:])
-        source = f"MNIST test set, {_MODEL.value}"
-    else:
-        model, (x, y), source = trained_model(), large_digits(), "large digits"
+    model, x, y, source = model_and_samples()
     rows, certified = {}, {}
     for name, decide_only in (("every vertex", False), ("deciding only", True)):
         settings = {"rho": 2.8, "method": "rub", "decide_only": decide_only}
@@ -477,12 +481,13 @@ def run_certify():
         ],
     )
     print(f"same decisions: {same}")
-    rows["radius"] = run_radius(model, x[:_RADII], y[:_RADII])
     return rows
 
 
-def run_radius(model, x, y):
+def run_radius():
     """`certified_radius` in calls of `certify` of the same method."""
+    model, x, y, source = model_and_samples()
+    x, y = x[:_RADII], y[:_RADII]
     rows, cells = {}, []
     for method in ("rub", "auto"):
         settings = {"method": method, "verbose": 0}
@@ -514,7 +519,7 @@ def run_radius(model, x, y):
                 rows[method][f"radius: N x {name}"] = round(ratio, 2)
                 cells.append([method, name, f"{ratio:.1f}"])
     show(
-        f"certified_radius, tolerance 0.01, {len(x)} samples",
+        f"certified_radius, tolerance 0.01, {len(x)} samples ({source})",
         ["method", "in calls of", "radius: N x certify"],
         cells,
     )
@@ -779,6 +784,7 @@ RUNS = {
     "small_cnn": run_small_cnn,
     "screening": lambda rounds: run_screening(),
     "certify": lambda rounds: run_certify(),
+    "radius": lambda rounds: run_radius(),
     "linear": run_linear,
     "export": lambda rounds: run_export(rounds),
     "serving": run_serving,
