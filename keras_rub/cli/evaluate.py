@@ -62,22 +62,12 @@ _CHUNK = 250  # samples between two savings
 
 def run() -> None:
     """Evaluates as the flags say."""
-    norms = parse_norms(_NORMS.value, "norms")
-    attacks = shared.attack_names(_ATTACKS.value)
-    report = pathlib.Path(_REPORT.value)
-    radii = parse_radii(_RADII.value, "radii", norms)
+    parse_radii(_RADII.value, "radii", parse_norms(_NORMS.value, "norms"))
+    shared.attack_names(_ATTACKS.value)
     saved = saved_run.SavedRun.load(_MODEL.value)
     data = _DATA.load(saved.settings)
-    own = shared.own_attacker(saved, data)
-    if own.categories and not _NORMS.present:
-        norms = [1]  # prices and moves add up
-        radii = parse_radii(_RADII.value, "radii", norms)
-    if (
-        data.schema is not None
-        and not _ATTACKS.present
-        and not can_respect(own)
-    ):
-        attacks = "strong"
+    norms, attacks = _norms_and_attacks(shared.own_attacker(saved, data), data)
+    radii = parse_radii(_RADII.value, "radii", norms)
     attackers = shared.attackers(saved, norms, _INPUT_RANGE.value, data)
     x, y = (part[: _SAMPLES.value] for part in data.test)
     x = saved.inputs(x)
@@ -95,56 +85,23 @@ def run() -> None:
         "seed": _SEED.value,
         "flips": _FLIPS.value,
     }
+    report = pathlib.Path(_REPORT.value)
     parts = Parts(report.with_suffix(".state.json"), settings, "--report")
     print(shared.header(data, attackers), flush=True)
-    starts = [str(first) for first in range(0, len(x), _CHUNK)]
-
-    def job(first):
-        def work():
-            some = slice(first, first + _CHUNK)
-            return keras_rub.evaluate(
-                saved.model,
-                x[some],
-                y[some],
-                radii=radii,
-                norms=norms,
-                attacks=attacks,
-                certificates=(
-                    False
-                    if _CERTIFICATES.value == "none"
-                    else _CERTIFICATES.value
-                ),
-                seed=_SEED.value,
-                verbose=0,
-                perturbations=attackers[0],
-            ).to_dict()
-
-        return work
-
-    answers = min(_FLIPS.value, len(x)) if _can_flip(data, attackers) else 0
-
-    def find_flips():
-        method = _CERTIFICATES.value
-        return keras_rub.flips(
-            saved.model,
-            x[:answers],
-            data=data,
-            perturbations=attackers[norms.index(1)],
-            method="fast" if method == "none" else method,
-            seed=_SEED.value,
-        ).to_dict()
-
-    jobs = {first: job(int(first)) for first in starts}
-    if answers:
-        jobs["flips"] = find_flips
+    jobs = _jobs(saved.model, x, y, radii, attacks, attackers)
+    starts = list(jobs)
+    rows = min(_FLIPS.value, len(x)) if _can_flip(data, attackers) else 0
+    if rows:
+        attacker = attackers[norms.index(1)]
+        jobs["flips"] = _flips_job(saved.model, x[:rows], data, attacker)
     parts.work_off(jobs)
     result = keras_rub.Evaluation.merge(
         [keras_rub.Evaluation.from_dict(parts[first]) for first in starts]
     )
+    flips = keras_rub.Flips.from_dict(parts["flips"]) if rows else None
     print(result)
-    found = keras_rub.Flips.from_dict(parts["flips"]) if answers else None
-    if found is not None:
-        print(f"\n{found}")
+    if flips is not None:
+        print(f"\n{flips}")
     page = html_report(
         result,
         title=f"Robustness of {pathlib.Path(_MODEL.value).name} on {data.name}",
@@ -153,7 +110,7 @@ def run() -> None:
         command=command.line("evaluate", FLAGS),
         feature_names=data.feature_names,
         class_names=data.class_names,
-        flips=found,
+        flips=flips,
         units=data.units,
     )
     write_atomically(report, page)
@@ -162,6 +119,60 @@ def run() -> None:
     write_atomically(report.with_suffix(".md"), result.to_markdown())
     parts.remove()
     print(f"written to {report}, .csv, .json and .md")
+
+
+def _norms_and_attacks(own, data):
+    """Those asked for, or else what suits the attacker of a table."""
+    norms = parse_norms(_NORMS.value, "norms")
+    if own.categories and not _NORMS.present:
+        norms = [1]  # prices and moves add up
+    attacks = shared.attack_names(_ATTACKS.value)
+    table = data.schema is not None
+    if table and not _ATTACKS.present and not can_respect(own):
+        attacks = "strong"
+    return norms, attacks
+
+
+def _jobs(model, x, y, radii, attacks, attackers):
+    """From the name of each part to what evaluates it."""
+    certificates = _CERTIFICATES.value
+
+    def job(first):
+        def work():
+            some = slice(first, first + _CHUNK)
+            return keras_rub.evaluate(
+                model,
+                x[some],
+                y[some],
+                radii=radii,
+                norms=[attacker.norm for attacker in attackers],
+                attacks=attacks,
+                certificates=False if certificates == "none" else certificates,
+                seed=_SEED.value,
+                verbose=0,
+                perturbations=attackers[0],
+            ).to_dict()
+
+        return work
+
+    return {str(first): job(first) for first in range(0, len(x), _CHUNK)}
+
+
+def _flips_job(model, x, data, attacker):
+    """What finds the cheapest changes of rows of a table."""
+    method = _CERTIFICATES.value
+
+    def work():
+        return keras_rub.flips(
+            model,
+            x,
+            data=data,
+            perturbations=attacker,
+            method="fast" if method == "none" else method,
+            seed=_SEED.value,
+        ).to_dict()
+
+    return work
 
 
 def _can_flip(data, attackers) -> bool:
