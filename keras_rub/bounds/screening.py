@@ -101,7 +101,8 @@ def _rough_dense_scores(
     clean = tf.repeat(flat(linear.clean), competitors, axis=0)
     scale = tf.repeat(bound.rho, competitors)[:, None]
     drop = flat(linear.negative * linear.slope[:, None])
-    rows = bound.memory_budget // (32 * width * bound.x.dtype.size)
+    # A quarter of the budget: a table that fits the cache is no slower.
+    rows = bound.memory_budget // (4 * 32 * width * bound.x.dtype.size)
     chunk = max(min(rows, half), 1)
 
     def of_features(first):
@@ -115,7 +116,11 @@ def _rough_dense_scores(
         )
         return tf.stack(sides, axis=1)  # [batch * C, 2, chunk]
 
-    parts = [of_features(first) for first in range(0, half, chunk)]
+    parts: list[tf.Tensor] = []
+    for first in range(0, half, chunk):
+        # One after the other, or all tables are in memory together.
+        with tf.control_dependencies(parts[-1:]):
+            parts.append(of_features(first))
     found = tf.reshape(tf.concat(parts, axis=-1), [-1, competitors, 2 * half])
     return tf.transpose(found, [0, 2, 1])
 
