@@ -95,6 +95,37 @@ def test_only_training_draws():
     assert again.competitors == 1
 
 
+@pytest.mark.eager
+@pytest.mark.parametrize(
+    "make",
+    [
+        keras_rub.RUBModel,
+        lambda base: keras_rub.RUBModel(base, vertices="all"),
+        keras_rub.ARUBModel,
+        lambda base: keras_rub.PGDModel(base, steps=1, restarts=2),
+        lambda base: keras_rub.IBPModel(base, bound_weight=0.5),
+    ],
+    ids=["rub", "all vertices", "arub", "pgd", "ibp"],
+)
+def test_a_resumed_training_draws_what_it_would_have(make):
+    def gradient_at(step, seed=1):
+        model = make(network(seed=seed))
+        model.base.set_weights(weights)
+        model.compile(
+            keras.optimizers.SGD(1.0), "sparse_categorical_crossentropy"
+        )
+        model.optimizer.iterations.assign(step)
+        model.train_on_batch(X, Y)
+        return np.concatenate([w.ravel() for w in model.get_weights()])
+
+    weights = network().get_weights()
+    first = gradient_at(3)
+    np.testing.assert_array_equal(gradient_at(3), first)
+    # Other steps and other seeds draw otherwise.
+    assert any(np.any(gradient_at(step) != first) for step in range(4, 8))
+    assert any(np.any(gradient_at(3, seed) != first) for seed in range(2, 6))
+
+
 @pytest.mark.parametrize("wrong", [0, -1, 1.5, True, "some"])
 def test_bad_number_of_competitors(wrong):
     for wrap in (keras_rub.RUBModel, keras_rub.ARUBModel):

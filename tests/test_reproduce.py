@@ -115,6 +115,7 @@ def test_pages_are_all_tested():
     assert tuple(EXPERIMENTS) == NAMES
 
 
+@pytest.mark.medium  # it reads what all pages were made of
 def test_what_the_pages_were_made_of(folder):
     """The smallest budget has every kind of job."""
     names = " ".join(path.stem for path in (folder / "jobs").iterdir())
@@ -137,6 +138,7 @@ def test_what_the_pages_were_made_of(folder):
 
 
 @pytest.mark.eager
+@pytest.mark.medium  # it reads what all pages were made of
 def test_only_what_is_missing_is_repeated(folder, capsys):
     """Of the certified table, whose jobs come in three stages."""
     first = reproduce(capsys, folder, ["tab_bounds_mnist"])
@@ -178,6 +180,7 @@ def test_what_another_process_did_is_not_repeated(tmp_path, capsys):
     assert capsys.readouterr().out.count(" s, about") == 1
 
 
+@pytest.mark.medium  # it reads what all pages were made of
 def test_limits(folder, capsys):
     lost = folder / "jobs" / "above-iris.json"
     lost.unlink()

@@ -120,8 +120,7 @@ def test_training_resumes_after_a_kill(tmp_path, monkeypatch, small_network):
     steps = [int(model.optimizer.iterations) for model in models]
     assert steps == [40, 40]
     for one, other in zip(*(m.get_weights() for m in models), strict=True):
-        # But for what single steps draw: 2e-3 is two steps of Adam.
-        np.testing.assert_allclose(one, other, atol=2e-3)
+        np.testing.assert_array_equal(one, other)
     with pytest.raises(ValueError, match="holds another run: seed differ"):
         training.train_in_folder(
             training.Recipe(rho=0.1, steps=40, batch_size=90, seed=1),

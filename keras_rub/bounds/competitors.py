@@ -84,7 +84,10 @@ class Competitors:
 
 
 def draw(
-    margins: tf.Tensor, count: int, replace: bool
+    margins: tf.Tensor,
+    count: int,
+    replace: bool,
+    seed: tf.Tensor | None = None,
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Draws competitors, those with large margins more often.
 
@@ -94,6 +97,7 @@ def draw(
         margins: tensor [batch, K - 1].
         count: int. How many to draw for each sample.
         replace: bool. Whether one may be drawn twice.
+        seed: int tensor [2], or `None` for another draw at each call.
 
     Returns:
         Numbers [batch, count] of the competitors, and the probability
@@ -102,11 +106,17 @@ def draw(
     others = margins.shape[-1]
     share = (1.0 - _UNIFORM) * tf.nn.softmax(margins) + _UNIFORM / others
     logs = tf.math.log(share)
+    if seed is None:
+        seed = tf.random.uniform([2], maxval=tf.int32.max, dtype=tf.int32)
     if replace:
-        drawn = tf.random.categorical(logs, count, dtype=tf.int32)
+        drawn = tf.random.stateless_categorical(
+            logs, count, seed, dtype=tf.int32
+        )
     else:
         # The largest of these are draws without replacement.
-        uniform = tf.random.uniform(tf.shape(logs), 1e-20, 1.0, logs.dtype)
+        uniform = tf.random.stateless_uniform(
+            tf.shape(logs), seed, 1e-20, 1.0, logs.dtype
+        )
         noise = -tf.math.log(-tf.math.log(uniform))
         _, drawn = tf.math.top_k(logs + noise, count)
     drawn = tf.ensure_shape(drawn, [None, count])

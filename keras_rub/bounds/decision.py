@@ -25,9 +25,11 @@ _QUICK = 8
 _GROUP = 8
 
 # Vertices by which a radius is guessed, and that are tried first at each test
-# of it. With a valid range, a worst case mixes several of them.
+# of it. With a valid range, a worst case mixes several of them: as many more
+# as it takes until these could use up the radius so many times.
 _WITNESSES = 16
 _MIXED_WITNESSES = 64
+_TIMES_USED_UP = 4.0
 
 # How much closer a guess is than the radius that is asked for.
 _GUESS_ACCURACY = 0.1
@@ -184,8 +186,14 @@ def _first_witnesses(problem, x, labels, clean, limit):
     reached = tf.reduce_min(tf.where(reached > 0, reached, limit), axis=-1)
     start = tf.minimum(reached, limit)
     bound = problem.vertex_bound(x, labels, start, clean=clean)
-    count = _WITNESSES if bound.room is None else _MIXED_WITNESSES
-    return start, screening.screen(bound, min(count, bound.num_vertices))
+    most = _WITNESSES if bound.room is None else _MIXED_WITNESSES
+    best = screening.screen(bound, min(most, bound.num_vertices))
+    if bound.room is None or bound.num_vertices <= _WITNESSES:
+        return start, best
+    used_up = tf.cumsum(bound.caps(best), axis=1) >= _TIMES_USED_UP
+    enough = tf.reduce_all(used_up, axis=0)
+    count = 1 + tf.reduce_sum(tf.cast(~enough, tf.int32))
+    return start, best[:, : tf.maximum(count, _WITNESSES)]
 
 
 def _quick(bound: VertexBound) -> tf.Tensor:

@@ -23,6 +23,7 @@ def first_order_margins(
     rho: tf.Tensor,
     perturbations: PerturbationSet,
     competitors: int | str = "all",
+    seed: tf.Tensor | None = None,
 ) -> tf.Tensor:
     """Worst-case margins of the network's linear model at each input.
 
@@ -39,6 +40,8 @@ def first_order_margins(
         competitors: int or `"all"`. How many classes a sample to take a
             gradient of, drawn at random; see `Competitors.lift`. Defaults to
             `"all"`.
+        seed: int tensor [2]. Of that draw. Defaults to `None`, another draw
+            at each call.
 
     Returns:
         Tensor [batch, K], 0 at the label.
@@ -50,7 +53,7 @@ def first_order_margins(
         margins = everyone.margins(logits)
         drawn = None
         if not isinstance(competitors, str):
-            drawn, _ = draw(margins, competitors, replace=False)
+            drawn, _ = draw(margins, competitors, replace=False, seed=seed)
         chosen = Competitors(labels, logits.shape[-1], drawn)
         own = margins if drawn is None else chosen.margins(logits)
         rows = tf.unstack(own, axis=1)

@@ -41,7 +41,7 @@ def screen(bound: VertexBound, count: int) -> tf.Tensor:
         count: int. How many to return, at most the number of vertices.
 
     Returns:
-        Int tensor [batch, count].
+        Int tensor [batch, count], the best first.
     """
     found = scores(bound)  # [batch, V, K - 1]
     if bound.room is not None:
@@ -53,9 +53,7 @@ def screen(bound: VertexBound, count: int) -> tf.Tensor:
         found -= tf.reduce_max(found, axis=1, keepdims=True)
     else:
         found += bound.relaxation.clean_margins[:, None]
-    _, vertices = tf.math.top_k(
-        tf.reduce_max(found, axis=-1), count, sorted=False
-    )
+    _, vertices = tf.math.top_k(tf.reduce_max(found, axis=-1), count)
     return vertices
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
@@ -16,6 +16,13 @@ from keras_rub.defenses.robust_model import (
     count_or_all,
 )
 from keras_rub.perturbations import PerturbationSet
+
+
+class _Choice(NamedTuple):
+    """How many competitors to look at, and the seed of that draw."""
+
+    competitors: int | str
+    seed: tf.Tensor | None = None
 
 
 @keras.saving.register_keras_serializable("keras_rub")
@@ -102,7 +109,9 @@ class ARUBModel(MarginModel):
                 logits = self.logits_of(x)
             gradient_of(tape, logits, x)
             self._has_gradient = True
-        return self.drawn_competitors if training else "all"
+        if not training:
+            return _Choice("all")
+        return _Choice(self.drawn_competitors, self.step_seed())
 
     def robust_outputs(self, x, labels, rho, found):
         return first_order_margins(
@@ -111,7 +120,8 @@ class ARUBModel(MarginModel):
             labels,
             rho,
             self.single_input.perturbations,
-            competitors=found,
+            competitors=found.competitors,
+            seed=found.seed,
         )
 
     def get_config(self):

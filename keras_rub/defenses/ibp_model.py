@@ -197,6 +197,7 @@ class IBPModel(MarginModel):
             steps=self.attack_steps,
             step_size=_ATTACK_LENGTH / self.attack_steps,
             random_start=True,
+            seed=self.step_seed() if training else None,
         )
         return _Found(points, training)
 

@@ -8,7 +8,11 @@ import keras
 import tensorflow as tf
 
 from keras_rub.attacks.ascent import ascend
-from keras_rub.defenses.robust_model import RobustModel, Schedule
+from keras_rub.defenses.robust_model import (
+    RobustModel,
+    Schedule,
+    fold_in,
+)
 from keras_rub.perturbations import PerturbationSet, attacker_of
 
 
@@ -113,7 +117,8 @@ class PGDModel(RobustModel):
             )
 
         best, worst = None, None
-        for _ in range(self.restarts):
+        seed = self.step_seed() if training else None
+        for number in range(self.restarts):
             found = ascend(
                 loss,
                 x,
@@ -122,6 +127,7 @@ class PGDModel(RobustModel):
                 steps=self.steps,
                 step_size=self.step_size,
                 random_start=self.random_start,
+                seed=None if seed is None else fold_in(seed, number),
             )
             if self.restarts == 1:
                 return found

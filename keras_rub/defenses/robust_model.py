@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import random
 import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -150,6 +151,7 @@ class RobustModel(keras.Model):
         self.warned_of_chance = False
         self._clean_loss_tracker = keras.metrics.Mean(name="clean_loss")
         self._output_shapes: tuple[tuple[int | None, ...], ...] | None = None
+        self._seed = _next_seed()
 
     def setup(self) -> None:
         """Builds, checks and compiles; the last line of each `__init__`."""
@@ -228,6 +230,19 @@ class RobustModel(keras.Model):
             return tf.convert_to_tensor(self._numbers[name])
         step = self.optimizer.iterations if self.compiled else 0
         return tf.cast(self._schedules[name](step), tf.float32)
+
+    def step_seed(self) -> tf.Tensor | None:
+        """The seed [2] of what a training step draws.
+
+        It follows from the number of the step, so that a training that is
+        resumed draws what it would have drawn. `None` before `compile`.
+        """
+        if not self.compiled:
+            return None
+        seed = fold_in([self._seed, 0], self.optimizer.iterations)
+        context = tf.distribute.get_replica_context()
+        replica = context.replica_id_in_sync_group if context else 0
+        return fold_in(seed, replica)
 
     @property
     def input_shape(self) -> tuple[int | None, ...]:
@@ -603,6 +618,21 @@ def attacker_without_range(
             f"PGDModel. Received: `perturbations={attacker!r}`"
         )
     return attacker
+
+
+def fold_in(seed: Any, number: Any) -> tf.Tensor:
+    """A seed [2] for each whole number, from one seed."""
+    return tf.random.experimental.stateless_fold_in(
+        seed, tf.cast(number, tf.int64)
+    )
+
+
+def _next_seed() -> int:
+    """What Python would draw next, and will: weights stay those they were."""
+    state = random.getstate()
+    seed = random.randrange(2**31)
+    random.setstate(state)
+    return seed
 
 
 def _gradients(tape, loss, weights):

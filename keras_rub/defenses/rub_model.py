@@ -166,15 +166,17 @@ class RUBModel(MarginModel):
         if isinstance(count, str):
             bound = self._problem.vertex_bound(x, labels, rho)
             return bound.worst_case(screening.candidates(bound, self.vertices))
-        clean = self._problem.clean(x)
+        clean, seed = self._problem.clean(x), self.step_seed()
         if isinstance(self.vertices, str):
             bound = self._problem.vertex_bound(x, labels, rho, clean=clean)
             worst = bound.worst_case()
-            drawn, shares = draw(worst.margins, count, replace=True)
+            drawn, shares = draw(worst.margins, count, replace=True, seed=seed)
             return _Sample(drawn, worst.take(drawn), worst.margins, shares)
         competitors = self._problem.competitors(labels)
         logits = clean.values[self._problem.program.output]
-        drawn, _ = draw(competitors.margins(logits), count, replace=False)
+        drawn, _ = draw(
+            competitors.margins(logits), count, replace=False, seed=seed
+        )
         bound = self._problem.vertex_bound(
             x, labels, rho, clean=clean, drawn=drawn
         )
