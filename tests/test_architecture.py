@@ -64,6 +64,8 @@ FLOORS = [
         "bounds.alpha",
         "bounds.slopes",
         "bounds.problem",
+        "bounds.piecewise",
+        "bounds.silence",
         "bounds.exact",
     ],
     [

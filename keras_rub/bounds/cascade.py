@@ -140,17 +140,12 @@ class Cascade:
         """
         first = self.stages[0]
         limits = (tolerance, max_radius)
+        if self.stages[-1].solver is not None:
+            return self._distance(x, labels, *limits)
         start = self.bounds.find_radius(first)(x, labels, *limits)
         if len(self.stages) == 1 and not self.splits:
             return start.radius.numpy()
         usable, radius = start.usable.numpy(), start.radius.numpy()
-        if self.stages[-1].solver is not None:
-            solver = self.bounds.solver(self.stages[-1])
-            for row in np.flatnonzero(usable):
-                radius[row] = solver.distance(
-                    x[row], labels[row], radius[row], *limits, self.time_limit
-                )
-            return radius
         guess = radius.copy()
         for stage in self.stages[1:]:
             if stage.in_graph:
@@ -171,6 +166,28 @@ class Cascade:
         return radii.largest_radius(
             prove, tf.constant(usable), guess, *limits, proved=radius
         ).numpy()
+
+    def _distance(self, x, labels, tolerance, max_radius) -> np.ndarray:
+        """Radii [batch] by a solver, which begins where the bounds end."""
+        *names, last = (stage.name for stage in self.stages)
+        norm = self.bounds.perturbations.norm
+        bounds = Method("bounds", stages={norm: tuple(names)})
+        radius = Cascade(self.bounds, bounds).radius(
+            x, labels, tolerance, max_radius
+        )
+        solver = self.bounds.solver(self.stages[-1])
+        for row in np.flatnonzero(
+            self.bounds.logits(x).numpy().argmax(axis=-1) == labels
+        ):
+            radius[row] = solver.distance(
+                x[row],
+                labels[row],
+                radius[row],
+                tolerance,
+                max_radius,
+                self.time_limit,
+            )
+        return radius
 
     def _extend(self, stage, x, labels, radius, tolerance, max_radius) -> None:
         """Raises radii [batch], in place, where this stage proves more."""

@@ -15,7 +15,6 @@ is not decided.
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -23,16 +22,15 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from keras_rub.bounds.piecewise import Piecewise, Room
 from keras_rub.bounds.problem import Problem
-from keras_rub.bounds.program import Affine, Convex
-from keras_rub.categories import Category, is_affordable
+from keras_rub.bounds.silence import without_lines
+from keras_rub.categories import Category, is_affordable, switched_rows
+from keras_rub.perturbations import PerturbationSet
 from keras_rub.tracing import compiled
 
 # The solver's own tolerance of a constraint and of an integer, times 2.
 _TOLERANCE = 2e-6
-
-# More units than this make a program that no solver gets through.
-_MOST_UNITS = 4096
 
 # How a range grows, so that rounding can't cut a value off.
 _WIDER = 1e-6
@@ -40,8 +38,21 @@ _WIDER = 1e-6
 # A gap so large that the first solution ends the search.
 _ANY_SOLUTION = 1e9
 
-# The first search for a distance looks this much further than is proved.
+# Where no counterexample is known, a search for the distance looks this much
+# further than is proved.
 _FURTHER = 2.0
+
+# The least radius that is looked at.
+_LEAST = 1e-3
+
+# Halvings between what is proved and what is known to be broken.
+_HALVINGS = 6
+
+# Rows that switches reach, to look for counterexamples in.
+_SWITCHED = 512
+
+# What HiGHS prints whatever its options say.
+_CHATTER = b"HighsMipSolverData::"
 
 
 class Found(NamedTuple):
@@ -53,20 +64,6 @@ class Found(NamedTuple):
     proved: bool
     broken: bool
     point: np.ndarray | None = None
-
-
-@dataclasses.dataclass(frozen=True)
-class _Unit:
-    """Activations whose inputs are affine in what comes before.
-
-    `rows` [w, n] and `heights` [w] say how; n counts the inputs and all
-    earlier units. `source` is the value that they read.
-    """
-
-    rows: np.ndarray
-    heights: np.ndarray
-    rays: tuple[float, float]
-    source: int
 
 
 class ExactSolver:
@@ -102,7 +99,8 @@ class ExactSolver:
 
     def read(self) -> None:
         """Reads the weights, which may have changed since."""
-        self.units, self.rows, self.heights = _read(self.problem)
+        self.network = Piecewise(self.problem)
+        self.units = self.network.units
 
     def _ranges_traced(self, x, rho):
         relaxation = self.problem.linear(x, rho, "crown")
@@ -146,12 +144,17 @@ class ExactSolver:
             rivals: the classes that are not ruled out yet.
             time_limit: float. Seconds.
         """
-        end = time.monotonic() + time_limit
+        rivals = list(rivals)
+        point = self.climb(x, label, float(rho), rivals)
+        if point is not None:
+            return Found(False, True, point)
         encoding = Encoding(self, x, float(rho))
         allowance = self.allowance(x, label, float(rho))
+        # What was compiled for the first sample is not the solver's time.
+        end = time.monotonic() + time_limit
         proved = True
         for rival in rivals:
-            row, height = self.margin(label, rival)
+            row, height = self.network.margin(label, rival)
             slack = encoding.slack(row) + allowance[rival]
             for gap, least in ((_ANY_SOLUTION, -slack), (1e-4, slack)):
                 found = encoding.solve(
@@ -193,39 +196,68 @@ class ExactSolver:
             max_radius: float. Larger radii are returned as this.
             time_limit: float. Seconds.
         """
-        end = time.monotonic() + time_limit
+        self.ranges(x, proved)
+        self.allowance(x, label, proved)
+        end = time.monotonic() + time_limit  # not that of compiling
         classes = range(self.problem.program.num_classes)
         rivals = [rival for rival in classes if rival != label]
-        reach = min(max(_FURTHER * proved, 1e-3), max_radius)
-        while proved < max_radius:
-            encoding = Encoding(self, x, reach)
-            allowance = self.allowance(x, label, reach)
-            nearest = reach
-            for rival in rivals:
-                row, height = self.margin(label, rival)
-                found = encoding.solve(
-                    encoding.cost,
-                    row,
-                    -encoding.slack(row) - allowance[rival] - height,
-                    0.1 * tolerance,
-                    end - time.monotonic(),
-                )
-                if not found.impossible:
-                    nearest = min(nearest, found.bound)
-            proved = max(proved, nearest * (1.0 - _WIDER) - _TOLERANCE)
-            if nearest < reach or time.monotonic() > end:
+        high = self._broken_at(x, label, proved, max_radius, rivals)
+        # A climb often ends next to the nearest point.
+        radius = high * (1.0 - 0.9 * tolerance)
+        while proved < max_radius and high - proved > tolerance * high:
+            left = end - time.monotonic()
+            if left <= 0:
                 break
-            if reach >= max_radius:
-                return max_radius
-            reach = min(_FURTHER * reach, max_radius)
+            if np.isinf(high):
+                radius = min(max(_FURTHER * proved, _LEAST), max_radius)
+            elif not proved < radius < high:
+                radius = (proved + high) / 2
+            if self.decide(x, label, radius, rivals, left / 2).proved:
+                proved = radius
+            else:
+                high = radius
         return float(proved)
 
-    def margin(self, label: int, rival: int) -> tuple[np.ndarray, float]:
-        """`z_rival - z_label` as a function of inputs and units."""
-        return (
-            self.rows[rival] - self.rows[label],
-            float(self.heights[rival] - self.heights[label]),
-        )
+    def climb(
+        self, x: np.ndarray, label: int, rho: float, rivals: Iterable[int]
+    ) -> np.ndarray | None:
+        """A counterexample [*features] that is found without a search."""
+        attacker, flat = self.problem.perturbations, x.reshape(-1)
+        up, down = room_of(attacker, x)
+        rows, spent = flat[None], np.zeros(1)
+        if attacker.categories:
+            found = switched_rows(
+                attacker.categories, flat, rho, (up, down), _SWITCHED
+            )
+            if found is not None:
+                rows, spent = found
+        room = Room(attacker.reach(x.shape), up, down, attacker.norm)
+        radii = np.maximum(rho - spent, 0.0)
+        for rival in rivals:
+            row, _ = self.network.margin(label, rival)
+            point = self.network.climb(row, rows.astype("float64"), radii, room)
+            point = self._broken(x, label, rho, point)
+            if point is not None:
+                return point
+        return None
+
+    def _broken_at(self, x, label, proved, max_radius, rivals) -> float:
+        """A radius at which there is a counterexample; infinite if unknown."""
+        low, high = proved, max(proved, _LEAST)
+        while low < max_radius:
+            high = min(_FURTHER * high, max_radius)
+            if self.climb(x, label, high, rivals) is not None:
+                break
+            low = high
+        else:
+            return np.inf
+        for _ in range(_HALVINGS):
+            middle = (low + high) / 2
+            if self.climb(x, label, middle, rivals) is None:
+                low = middle
+            else:
+                high = middle
+        return high
 
     def allowance(self, x: np.ndarray, label: int, rho: float) -> np.ndarray:
         """What float32 can do to the margins [K] of one sample."""
@@ -290,6 +322,8 @@ class Encoding:
         self._add_inputs_and_units()
         self._add_moves()
         self._add_switches()
+        if self.attacker.norm == 1:
+            self._add_majorants()
         self._add_activations()
         self.cost = np.zeros(len(self.limits))
         for variable, price in self.spent.items():
@@ -326,18 +360,19 @@ class Encoding:
             np.pad(part, (0, count - len(part))) for part in (objective, row)
         )
         matrix, low, high = self._matrix
-        found = optimize.milp(
-            objective,
-            integrality=self._integrality(),
-            bounds=optimize.Bounds(*np.array(self.limits).T),
-            constraints=[
-                optimize.LinearConstraint(matrix, low, high),
-                optimize.LinearConstraint(
-                    sparse.csr_array(row[None]), least, np.inf
-                ),
-            ],
-            options={"time_limit": seconds, "mip_rel_gap": gap},
-        )
+        with without_lines(_CHATTER):
+            found = optimize.milp(
+                objective,
+                integrality=self._integrality(),
+                bounds=optimize.Bounds(*np.array(self.limits).T),
+                constraints=[
+                    optimize.LinearConstraint(matrix, low, high),
+                    optimize.LinearConstraint(
+                        sparse.csr_array(row[None]), least, np.inf
+                    ),
+                ],
+                options={"time_limit": seconds, "mip_rel_gap": gap},
+            )
         point = None if found.x is None else self._whole_point(found.x)
         bound = getattr(found, "mip_dual_bound", None)
         if found.status == 0 and bound is None:
@@ -362,28 +397,14 @@ class Encoding:
     def _add_inputs_and_units(self) -> None:
         for _ in self.x:
             self._add(-np.inf, np.inf)
-        for unit, (low, high) in zip(
-            self.solver.units, self.ranges, strict=True
-        ):
-            left, right = unit.rays
-            for ends in zip(low, high, strict=True):
-                values = [max(left * end, right * end) for end in ends]
-                self._add(min(*values, 0.0), max(*values, 0.0))
-
-    def _room(self) -> tuple[np.ndarray, np.ndarray]:
-        up = down = np.full(self.x.size, np.inf)
-        if self.attacker.input_range is not None:
-            low, high = (
-                np.broadcast_to(end, self.shape).reshape(-1)
-                for end in self.attacker.input_range
-            )
-            up, down = np.maximum(high - self.x, 0), np.maximum(self.x - low, 0)
-        return up, down
+        for unit in self.solver.units:
+            for _ in unit.heights:
+                self._add(-np.inf, np.inf)
 
     def _add_moves(self) -> None:
         """Features that move freely, and those that do not move."""
         reach = self.attacker.reach(self.shape)
-        up, down = self._room()
+        up, down = room_of(self.attacker, self.x.reshape(self.shape))
         steps: list[dict[int, float]] = [{} for _ in self.x]
         if self.attacker.norm == "inf":
             radius = self._add(0.0, self.rho)
@@ -404,7 +425,7 @@ class Encoding:
 
     def _add_switches(self) -> None:
         """Switches and steps; then every input is what its moves make it."""
-        up, down = self._room()
+        up, down = room_of(self.attacker, self.x.reshape(self.shape))
         for group in self.attacker.categories:
             if isinstance(group, Category):
                 columns = list(group.columns)
@@ -438,6 +459,60 @@ class Encoding:
             (dict(self.spent), -np.inf, self.rho * (1.0 + _WIDER))
         )
 
+    def _add_majorants(self) -> None:
+        """Units are below their majorants, as in the RUB bound.
+
+        What is spent on a move, as a share of the radius, is the share of the
+        vertex that all of the radius leads to; a convex function is at most the
+        mean of its values there. That says more than the chord of a unit, which
+        knows nothing of the other units, and narrows the ranges.
+        """
+        radius = self.rho * (1.0 + _WIDER)
+        if not self.spent or not radius:
+            return
+        moves, prices = map(np.array, zip(*self.spent.items(), strict=True))
+        vertices = np.zeros([1 + len(moves), self.x.size])
+        place = {move: number for number, move in enumerate(moves, start=1)}
+        for column, steps in enumerate(self._steps):
+            for move, step in steps.items():
+                vertices[place[move], column] = step
+        vertices[1:] *= radius / prices[:, None]
+        above = vertices + self.x
+        below = -above
+        first = self.x.size
+        for number, unit in enumerate(self.solver.units):
+            up, down = np.maximum(unit.rows, 0).T, np.maximum(-unit.rows, 0).T
+            highs = above @ up + below @ down + unit.heights
+            lows = below @ up + above @ down - unit.heights
+            low, high = self.ranges[number]
+            wider = _WIDER * (1.0 + np.abs(low) + np.abs(high))
+            low = np.maximum(low, -lows.max(axis=0) - wider)
+            high = np.minimum(high, highs.max(axis=0) + wider)
+            self.ranges[number] = low, high
+
+            def times(slope, highs=highs, lows=lows):
+                return (
+                    np.maximum(slope, 0) * highs + np.maximum(-slope, 0) * lows
+                )
+
+            left, right = unit.rays
+            values = np.maximum(times(left), times(right))
+            slopes = np.where(high + low > 0, right, left)
+            above = np.concatenate([above, values], axis=1)
+            below = np.concatenate([below, times(-slopes)], axis=1)
+            for column in np.flatnonzero((low < 0) & (high > 0)):
+                start, *ends = values[:, column]
+                shares = (np.array(ends) - start) * prices / radius
+                row = dict(zip(moves, -shares, strict=True))
+                self.constraints.append(
+                    (
+                        {first + column: 1.0, **row},
+                        -np.inf,
+                        start + wider[column],
+                    )
+                )
+            first += len(low)
+
     def _add_activations(self) -> None:
         """Units are `max(left * z, right * z)`, and off by some tolerance."""
         errors = [np.full(self.x.size, _TOLERANCE)]
@@ -455,6 +530,8 @@ class Encoding:
                 zip(low, high, strict=True)
             ):
                 output = first + number
+                values = [max(left * z, right * z) for z in (lowest, highest)]
+                self.limits[output] = min(*values, 0.0), max(*values, 0.0)
                 row, height = unit.rows[number], unit.heights[number]
                 inputs = {i: row[i] for i in np.flatnonzero(row)}
 
@@ -520,61 +597,14 @@ class Encoding:
         )
 
 
-def _read(problem: Problem) -> tuple[list[_Unit], np.ndarray, np.ndarray]:
-    """The units of a network, and its logits as functions of all before."""
-    program = problem.program
-    size = int(np.prod(program.input_shape))
-    # Each value as [1 + n, ...]: a constant, then its slopes by n variables.
-    values: dict[int, np.ndarray] = {
-        0: np.concatenate([np.zeros([1, size]), np.eye(size)]).reshape(
-            -1, *program.input_shape
+def room_of(attacker: PerturbationSet, x: np.ndarray):
+    """How far the features [M] of one sample can move up, and down."""
+    up = down = np.full(x.size, np.inf)
+    if attacker.input_range is not None:
+        flat = x.astype("float64").reshape(-1)
+        low, high = (
+            np.broadcast_to(end, x.shape).reshape(-1)
+            for end in attacker.input_range
         )
-    }
-    units: list[_Unit] = []
-    count = size
-    for operation in program.operations:
-        inputs = [
-            np.pad(
-                values[index],
-                [(0, 1 + count - len(values[index]))]
-                + [(0, 0)] * (values[index].ndim - 1),
-            )
-            for index in operation.inputs
-        ]
-        if isinstance(operation, Affine):
-            tensors = [tf.constant(part, tf.float64) for part in inputs]
-            found = operation.apply(*tensors).numpy()
-            zeros = [tf.zeros_like(part[:1]) for part in tensors]
-            found[1:] -= operation.apply(*zeros).numpy()
-            values[operation.output] = found
-            continue
-        if not isinstance(operation, Convex) or not operation.activation.rays:
-            raise ValueError(
-                '`method="exact"` needs affine layers and activations like '
-                f"ReLU and LeakyReLU only. Received: layer {operation.layer!r}"
-            )
-        (source,) = inputs
-        flat = source.reshape(1 + count, -1)
-        width = flat.shape[1]
-        units.append(
-            _Unit(
-                flat[1:].T.copy(),
-                flat[0].copy(),
-                operation.activation.rays,
-                operation.inputs[0],
-            )
-        )
-        new = np.zeros([1 + count + width, width])
-        new[1 + count :] = np.eye(width)
-        values[operation.output] = new.reshape(-1, *source.shape[1:])
-        count += width
-        if count - size > _MOST_UNITS:
-            raise ValueError(
-                f'`method="exact"` is for networks of up to {_MOST_UNITS} '
-                f"activations. Received: {count - size} or more"
-            )
-    logits = values[program.output].reshape(
-        len(values[program.output]), program.num_classes
-    )
-    logits = np.pad(logits, [(0, 1 + count - len(logits)), (0, 0)])
-    return units, logits[1:].T.copy(), logits[0].copy()
+        up, down = np.maximum(high - flat, 0), np.maximum(flat - low, 0)
+    return up, down

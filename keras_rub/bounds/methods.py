@@ -131,8 +131,8 @@ METHODS: dict[str, Method] = {
             norms=(1, "inf"),
             solver=ExactSolver,
             stages={
-                1: ("rub", "crown", "exact"),
-                "inf": ("crown", "exact"),
+                1: ("rub", "crown", "alpha-rub", "exact"),
+                "inf": ("ibp", "crown-ibp", "crown", "alpha-crown", "exact"),
             },
         ),
     )

@@ -250,20 +250,20 @@ def flips(
     attacker = attacker_of(model, perturbations)
     if attack is None:
         attack = "switch" if attacker.categories else "apgd-ce"
-    search = make(
+    made = make(
         attack,
         model,
         perturbations=attacker,
         batch_size=batch_size,
         seed=seed,
     )
-    x = search.inputs.array(x).astype("float32")
+    x = made.inputs.array(x).astype("float32")
     if x.ndim != 2:
         raise ValueError(
             f"`x` must be rows of a table [n, M]. Received: shape {x.shape}"
         )
-    predicted = search.predict(x)
-    search.check_samples(x, predicted)
+    predicted = made.predict(x)
+    made.check_samples(x, predicted)
     certified = certified_radius(
         model,
         x,
@@ -274,26 +274,27 @@ def flips(
         max_radius=max_price,
         verbose=0,
     )
-    found = _Search(search, x, predicted, certified, max_price)
-    found.widen()
-    found.tighten()
     columns = _columns(data, x.shape[1])
-    found.take_back([column.inputs for column in columns])
-    found.shorten()
-    found.try_single_moves()
-    found.shorten()
-    after = search.predict(found.points)
+    search = _Search(made, x, predicted, certified, max_price)
+    search.run([column.inputs for column in columns])
+    return _told(search, certified, data, columns)
+
+
+def _told(search: _Search, certified, data, columns) -> Flips:
+    """What was found, in the words of the data set."""
+    attacker = search.attack.perturbations
     names = _names_of(data)
-    won = np.isfinite(found.price)
+    won = np.isfinite(search.price)
+    after = search.attack.predict(search.points)
     return Flips(
-        predicted=names(predicted),
+        predicted=names(search.labels),
         becomes=np.where(won, names(after), ""),
         certified=certified,
         # A proof holds; what an attack seems to win below it is rounding.
-        price=np.maximum(found.price, certified),
+        price=np.maximum(search.price, certified),
         changes=tuple(
             tuple(_changes(columns, data, attacker, old, new)) if flag else ()
-            for old, new, flag in zip(x, found.points, won, strict=True)
+            for old, new, flag in zip(search.x, search.points, won, strict=True)
         ),
         columns=tuple(column.name for column in columns),
         units="the model's input" if data is None else data.units,
@@ -312,6 +313,19 @@ class _Search:
         self.hopeless = certified >= limit
         self.points = x.copy()
         self.price = np.full(len(x), np.inf)
+
+    def run(self, columns: list[slice]) -> None:
+        """Finds changes, and makes them as cheap as it can.
+
+        Args:
+            columns: the inputs of each column of the table.
+        """
+        self.widen()
+        self.tighten()
+        self.take_back(columns)
+        self.shorten()
+        self.try_single_moves()
+        self.shorten()
 
     def offer(self, rows: np.ndarray, points: np.ndarray) -> np.ndarray:
         """Takes the points that flip their rows and are cheaper: [rows]."""
