@@ -18,14 +18,9 @@ SMALL = RobustClassifier(
     hidden=(16,), epochs=25, batch_size=64, random_state=0, learning_rate=0.03
 )
 
-# Checks that don't apply, with the reason.
-EXPECTED = {}
-
 
 @pytest.mark.slow
-@parametrize_with_checks(
-    [SMALL], expected_failed_checks=lambda estimator: EXPECTED
-)
+@parametrize_with_checks([SMALL])  # none of them is expected to fail
 def test_scikit_learns_own_checks(estimator, check):
     check(estimator)
 

@@ -99,8 +99,8 @@ def certify(
     | `"crown"` | linear relaxation, lower slopes 0 or 1 | 1, 2, inf |
     | `"coap"` | linear relaxation, parallel lines | 1, 2, inf |
     | `"alpha-crown"` | `"crown"`, slopes optimised where it fails | 1, 2, inf |
-    | `"exact"` | none: a mixed-integer program decides what `"rub"` and \
-    `"crown"` leave open; small ReLU networks | 1, inf |
+    | `"exact"` | none: a mixed-integer program decides what the methods \
+    of `"auto"` leave open; small ReLU networks | 1, inf |
     | `"fast"` | `"rub"`; or `"ibp"`, `"crown-ibp"`, `"crown"` | 1; 2, inf |
     | `"auto"` | `"rub"`, `"crown"`, `"alpha-rub"`; or those of `"fast"` and \
     `"alpha-crown"`: the smallest bound | 1; 2, inf |
@@ -243,7 +243,8 @@ def certified_radius(
     With categories the radius is a price, and what it buys grows in jumps: the
     radius returned is proved, and a little above it one was tried that is not.
     `method="exact"` returns the distance of the nearest point of another class,
-    within the tolerance, as far as `time_limit` allows.
+    within the tolerance, as far as `time_limit` allows, and never less than
+    `"auto"`.
 
     Args:
         model: as in `keras_rub.certify`.
