@@ -235,8 +235,8 @@ class ExactSolver:
         radii = np.maximum(rho - spent, 0.0)
         for rival in rivals:
             row, _ = self.network.margin(label, rival)
-            point = self.network.climb(row, rows.astype("float64"), radii, room)
-            point = self._broken(x, label, rho, point)
+            end = self.network.climb(row, rows.astype("float64"), radii, room)
+            point = self._broken(x, label, rho, end)
             if point is not None:
                 return point
         return None
@@ -500,15 +500,15 @@ class Encoding:
             slopes = np.where(high + low > 0, right, left)
             above = np.concatenate([above, values], axis=1)
             below = np.concatenate([below, times(-slopes)], axis=1)
-            for column in np.flatnonzero((low < 0) & (high > 0)):
-                start, *ends = values[:, column]
+            for bent in np.flatnonzero((low < 0) & (high > 0)):
+                start, *ends = values[:, bent]
                 shares = (np.array(ends) - start) * prices / radius
                 row = dict(zip(moves, -shares, strict=True))
                 self.constraints.append(
                     (
-                        {first + column: 1.0, **row},
+                        {first + int(bent): 1.0, **row},
                         -np.inf,
-                        start + wider[column],
+                        start + wider[bent],
                     )
                 )
             first += len(low)
