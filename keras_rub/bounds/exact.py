@@ -235,8 +235,8 @@ class ExactSolver:
         radii = np.maximum(rho - spent, 0.0)
         for rival in rivals:
             row, _ = self.network.margin(label, rival)
-            point = self.network.climb(row, rows.astype("float64"), radii, room)
-            point = self._broken(x, label, rho, point)
+            end = self.network.climb(row, rows.astype("float64"), radii, room)
+            point = self._broken(x, label, rho, end)
             if point is not None:
                 return point
         return None
@@ -500,7 +500,7 @@ class Encoding:
             slopes = np.where(high + low > 0, right, left)
             above = np.concatenate([above, values], axis=1)
             below = np.concatenate([below, times(-slopes)], axis=1)
-            for column in np.flatnonzero((low < 0) & (high > 0)):
+            for column in map(int, np.flatnonzero((low < 0) & (high > 0))):
                 start, *ends = values[:, column]
                 shares = (np.array(ends) - start) * prices / radius
                 row = dict(zip(moves, -shares, strict=True))

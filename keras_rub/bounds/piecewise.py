@@ -152,7 +152,7 @@ class Piecewise:
     def _beginnings(self, row, starts, radii, room):
         """The starts and the best single moves, and whose they are."""
         points, owners = starts, np.arange(len(starts))
-        count = 2 * np.count_nonzero(room.reach)
+        count = 2 * int(np.count_nonzero(room.reach))
         chosen = owners[: _LOOKED_AT // max(count, 1)]
         if count and len(chosen):
             single = np.concatenate(
