@@ -109,7 +109,7 @@ def to_html(
 
     head = ""
     if header is not None:
-        head = f"<thead>{line('th', header, [None] * len(header))}</thead>"
+        head = f"<thead>{line('th', header, header)}</thead>"
     body = "".join(
         line("td", row, [None] * len(row) if header is None else header)
         for row in rows

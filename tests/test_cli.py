@@ -478,7 +478,8 @@ def test_tables():
         "| long name | 22& |",
     ]
     assert tables.to_html(header, rows[1:]) == (
-        "<table><thead><tr><th>name</th><th>a&lt;b</th></tr></thead><tbody>"
+        '<table><thead><tr><th class="name">name</th>'
+        '<th class="a&lt;b">a&lt;b</th></tr></thead><tbody>'
         '<tr><td class="name">long name</td><td class="a&lt;b">22&amp;</td>'
         "</tr></tbody></table>"
     )

@@ -500,15 +500,15 @@ class Encoding:
             slopes = np.where(high + low > 0, right, left)
             above = np.concatenate([above, values], axis=1)
             below = np.concatenate([below, times(-slopes)], axis=1)
-            for bent in np.flatnonzero((low < 0) & (high > 0)):
-                start, *ends = values[:, bent]
+            for column in map(int, np.flatnonzero((low < 0) & (high > 0))):
+                start, *ends = values[:, column]
                 shares = (np.array(ends) - start) * prices / radius
                 row = dict(zip(moves, -shares, strict=True))
                 self.constraints.append(
                     (
-                        {first + int(bent): 1.0, **row},
+                        {first + column: 1.0, **row},
                         -np.inf,
-                        start + wider[bent],
+                        start + wider[column],
                     )
                 )
             first += len(low)

@@ -22,6 +22,7 @@ from keras_rub import tables
 from keras_rub.bounds import methods
 from keras_rub.cli import command, saved_run, shared
 from keras_rub.cli.parsing import parse_radii
+from keras_rub.evaluation.plots import line_style, radius_label
 from keras_rub.files import digest, write_atomically, write_figure
 from keras_rub.resuming import Parts
 
@@ -82,7 +83,7 @@ def run() -> None:
     print(f"\nCertified accuracy, {attacker}, {data.name}")
     print(tables.to_text(columns, cells))
     write_atomically(folder / "results.csv", tables.to_csv(rows))
-    _draw(rows, radii, attacker.norm, data.name, len(x), folder)
+    _draw(rows, radii, attacker, data.name, len(x), folder)
     print(f"\nwritten to {folder}")
 
 
@@ -139,18 +140,21 @@ def _collect(parts, radii, count):
     return rows
 
 
-def _draw(rows, radii, norm, name, count, folder):
+def _draw(rows, radii, attacker, name, count, folder):
     """Certified accuracy over the radius, a line a method."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(6, 4), layout="constrained")
     axes = figure.subplots()
-    for row in rows:
+    for number, row in enumerate(rows):
         shares = [row["clean"], *(row[f"{rho:g}"] for rho in radii)]
         axes.plot(
-            [0.0, *radii], 100 * np.array(shares), "o-", label=row["method"]
+            [0.0, *radii],
+            100 * np.array(shares),
+            **line_style(number),
+            label=row["method"],
         )
-    axes.set_xlabel(f"radius rho, L{norm} norm, model's input units")
+    axes.set_xlabel(f"L{attacker.norm}, {radius_label(attacker)}")
     axes.set_ylabel("certified accuracy, %")
     axes.set_ylim(0, 102)
     axes.grid(alpha=0.3)

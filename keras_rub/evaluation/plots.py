@@ -9,6 +9,7 @@ import numpy as np
 
 from keras_rub.evaluation.flips import Flips
 from keras_rub.evaluation.result import Evaluation
+from keras_rub.perturbations import PerturbationSet
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -18,6 +19,21 @@ _FEATURES = 12  # most features of a table that are drawn
 # Lines of attacks differ in dashes and marks, for those who see no colours.
 _DASHES = ((4, 2), (1, 1.5), (6, 2, 1, 2), (3, 1, 1, 1, 1, 1), (8, 3))
 _MARKS = "vd^xP*<"
+
+
+def radius_label(attacker: PerturbationSet) -> str:
+    """What an axis of radii says of their units."""
+    if attacker.weights is None and not attacker.categories:
+        return "radius rho, in the model's input units"
+    return "price rho, by weights and switches"
+
+
+def line_style(number: int) -> dict:
+    """Dashes and marks of the line of this number."""
+    return {
+        "dashes": _DASHES[number % len(_DASHES)],
+        "marker": _MARKS[number % len(_MARKS)],
+    }
 
 
 def accuracy_curves(result: Evaluation, title: str = "") -> Figure:
@@ -36,9 +52,8 @@ def accuracy_curves(result: Evaluation, title: str = "") -> Figure:
         for number, (name, found) in enumerate(result.standing[norm].items()):
             curve(
                 found,
+                **line_style(number),
                 lw=1.1,
-                dashes=_DASHES[number % len(_DASHES)],
-                marker=_MARKS[number % len(_MARKS)],
                 ms=4,
                 alpha=0.75,
                 label=name,
@@ -72,7 +87,7 @@ def accuracy_curves(result: Evaluation, title: str = "") -> Figure:
                 label="not known",
             )
         axes.set_title(f"L{norm}")
-        axes.set_xlabel("radius rho, in the model's input units")
+        axes.set_xlabel(radius_label(result.perturbations))
         axes.set_ylim(-2, 102)
         axes.grid(alpha=0.3)
         axes.legend(fontsize=7, handlelength=4)
@@ -219,7 +234,9 @@ def feature_changes(
             for e in examples
         ]
     )
-    strongest = np.argsort(-np.abs(changes).sum(axis=0))[:_FEATURES]
+    sizes = np.abs(changes).sum(axis=0)
+    changed = max(int(np.count_nonzero(sizes)), 1)
+    strongest = np.argsort(-sizes)[: min(changed, _FEATURES)]
     names = [
         str(i) if feature_names is None else str(feature_names[i])
         for i in strongest

@@ -6,6 +6,7 @@ import base64
 import html
 import io
 import platform
+import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +32,8 @@ h1 { font-size: 1.6rem; } h2 { font-size: 1.15rem; margin-top: 2rem; }
 table { border-collapse: collapse; } th, td { padding: .25rem .7rem;
        border-bottom: 1px solid #ddd; text-align: right; }
 th:first-child, td:first-child, .settings td { text-align: left; }
-.wide { overflow-x: auto; } td.changes, td.becomes, td.decision,
+.wide { overflow-x: auto; font-size: .9rem; }
+.wide th, .wide td { padding: .25rem .45rem; } .changes, .becomes, .decision,
 .wide td:first-child { text-align: left; }
 td.worst { color: #a93226; } td.certified { color: #1f6f8b; }
 .warning { background: #fdecea; border-left: 4px solid #c0392b;
@@ -78,9 +80,10 @@ def html_report(
         parts.append(_box("note", "No sign of false safety was found."))
     parts += [_box("note", text) for text in result.notes]
     parts.append("<h2>Accuracy</h2>")
-    parts.append(_scrolling(tables.to_html(*result.cells(intervals=True))))
+    columns, rows = result.cells(intervals=True)
+    parts.append(_scrolling(tables.to_html(columns, rows)))
     parts.append(_picture(plots.accuracy_curves(result), "accuracy curves"))
-    parts.append(_legend())
+    parts.append(_legend(columns))
     parts.append("<h2>Accuracy by class</h2>")
     by_class = result.cells_by_class(class_names)
     parts.append(_scrolling(tables.to_html(*by_class)))
@@ -128,11 +131,16 @@ def _box(kind, text) -> str:
     return f'<div class="{kind}">{label}{html.escape(text)}</div>'
 
 
-def _legend() -> str:
+def _legend(columns) -> str:
+    paper = (
+        "<b>paper</b>: the smaller of the accuracies under foolbox's FGM and "
+        "PGD. "
+    )
     return (
         "<p><b>worst</b>: no attack of the list broke the sample, at this "
-        "radius or a smaller one. <b>paper</b>: the smaller of the accuracies "
-        "under foolbox's FGM and PGD. <b>certified</b>: proved for every "
+        "radius or a smaller one; <i>all attacks</i> in the figure. "
+        f"{paper if 'paper' in columns else ''}"
+        "<b>certified</b>: proved for every "
         "perturbation of that size. The true robust accuracy lies between "
         "certified and worst. In brackets: Wilson's 95 % interval, for the "
         "samples are few of many.</p>"
@@ -140,6 +148,8 @@ def _legend() -> str:
 
 
 def _scrolling(table: str) -> str:
+    # A line may end before an interval, not inside it.
+    table = re.sub(r"\(([\d.]+) to ([\d.]+)\)", r"(\1&nbsp;to&nbsp;\2)", table)
     return f'<div class="wide">{table}</div>'
 
 
