@@ -68,6 +68,14 @@ def test_prices_are_true(trained, found):
         assert "age" not in names
 
 
+def test_exact_leaves_no_gap(trained):
+    data, base = trained
+    found = keras_rub.flips(base, data.test[0][:8], data=data, method="exact")
+    assert np.isfinite(found.price).all()
+    assert (found.gap <= 0.021 * found.price + 1e-3).all()
+    assert (found.gap >= 0).all()
+
+
 def test_the_cheapest_is_cheap(trained, found):
     """No random change of the set flips a row below its certified price."""
     data, base = trained

@@ -12,7 +12,7 @@ import numpy as np
 from keras_rub import tables
 from keras_rub.attacks import make
 from keras_rub.attacks.attack import Attack
-from keras_rub.bounds import certified_radius
+from keras_rub.bounds import certified_radius, certify
 from keras_rub.datasets import Dataset
 from keras_rub.datasets.cells import import_pandas, is_frame
 from keras_rub.datasets.schema import Column
@@ -213,7 +213,8 @@ def flips(
     is attacked with a growing radius; what was found is then made cheaper, by
     further attacks below it, by taking back column after column, by putting
     one move in the place of all, and by shortening the moves, as long as the
-    decision stays flipped. The true price lies between both figures.
+    decision stays flipped. With `method="exact"` the counterexamples of the
+    proof are tried too. The true price lies between both figures.
 
     Args:
         model: a robust model or any built Keras classifier of one input.
@@ -276,6 +277,8 @@ def flips(
     )
     columns = _columns(data, x.shape[1])
     search = _Search(made, x, predicted, certified, max_price)
+    if method == "exact":
+        search.offer_nearest(model, tolerance)
     search.run([column.inputs for column in columns])
     return _told(search, certified, data, columns)
 
@@ -339,6 +342,24 @@ class _Search:
         self.points[rows[better]] = points[better]
         self.price[rows[better]] = price[better]
         return better
+
+    def offer_nearest(self, model: keras.Model, tolerance: float) -> None:
+        """Takes what the exact method finds just beyond what it proves."""
+        rows = np.flatnonzero(~self.hopeless)
+        if not len(rows):
+            return
+        found = certify(
+            model,
+            self.x[rows],
+            self.labels[rows],
+            rho=self.failed[rows] * (1.0 + 2.0 * tolerance),
+            perturbations=self.attack.perturbations,
+            method="exact",
+            decide_only=True,
+            verbose=0,
+        )
+        assert found.counterexamples is not None
+        self.offer(rows[found.broken], found.counterexamples[found.broken])
 
     def widen(self) -> None:
         """Attacks with a growing radius, until the decision flips."""
