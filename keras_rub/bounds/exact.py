@@ -204,7 +204,9 @@ class ExactSolver:
         high = self._broken_at(x, label, proved, max_radius, rivals)
         # A climb often ends next to the nearest point.
         radius = high * (1.0 - 0.9 * tolerance)
-        while proved < max_radius and high - proved > tolerance * high:
+        while proved < max_radius and (
+            np.isinf(high) or high - proved > tolerance * high
+        ):
             left = end - time.monotonic()
             if left <= 0:
                 break
