@@ -404,6 +404,7 @@ def test_float64_agrees_with_float32(name, rng):
         assert_allclose(one.margins, two.margins, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.medium
 def test_alpha_rub_and_decisions_agree(rng):
     model = randomise(network("gelu"), rng)
     x = rng.normal(size=(6, 4)).astype("float32")

@@ -340,6 +340,7 @@ def test_a_price_above_rho_buys_nothing(model):
     np.testing.assert_allclose(a.margins, b.margins, atol=1e-4)
 
 
+@pytest.mark.medium
 def test_radius_is_proved(model):
     x = rows(6, np.random.default_rng(5))
     y = model(x).numpy().argmax(axis=-1)
@@ -502,6 +503,7 @@ def test_exact_says_what_it_can_not_do(model):
 # All that works with the set -------------------------------------------------
 
 
+@pytest.mark.medium
 def test_training_saving_evaluation_export(tmp_path):
     keras.utils.set_random_seed(2)
     rng = np.random.default_rng(9)

@@ -68,6 +68,7 @@ def test_prices_are_true(trained, found):
         assert "age" not in names
 
 
+@pytest.mark.medium
 def test_exact_leaves_no_gap(trained):
     data, base = trained
     found = keras_rub.flips(base, data.test[0][:8], data=data, method="exact")

@@ -216,6 +216,7 @@ def test_slopes_are_optimised_where_margins_are_open(decide_only):
     assert set(found.decided_by) <= {"", "alpha-crown"}
 
 
+@pytest.mark.medium
 def test_radius_of_a_search_is_certified():
     model = network("mlp")
     x, y = samples(model, randomise(model, 3, 1.5), count=3)

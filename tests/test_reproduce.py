@@ -196,6 +196,7 @@ def test_limits(folder, capsys):
     assert not (fresh / "models").exists()
 
 
+@pytest.mark.medium
 @pytest.mark.eager
 def test_one_training_at_a_time_in_a_folder(folder):
     context = smoke_context(folder / "elsewhere")

@@ -57,6 +57,7 @@ def run(path, capsys, **values):
     return capsys.readouterr().out
 
 
+@pytest.mark.medium
 def test_quickstart(tmp_path, capsys):
     printed = run(
         "examples/quickstart.py",
@@ -70,6 +71,7 @@ def test_quickstart(tmp_path, capsys):
     assert (tmp_path / "picture.png").stat().st_size > 20_000
 
 
+@pytest.mark.medium
 def test_benchmark(tmp_path, capsys):
     module = load("tools/benchmark.py")
     # Its plain formula is the one that RUB trains on.
