@@ -5,6 +5,7 @@ import json
 import pathlib
 import sys
 
+import pytest
 from absl import flags
 from absl.testing import flagsaver
 
