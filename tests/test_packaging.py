@@ -134,3 +134,17 @@ def test_quickstart_and_help_elsewhere(wheel, tmp_path):
     listed = run(script, "--help")
     assert listed.returncode == 0, listed.stderr
     assert "certify" in listed.stdout
+
+
+def test_no_data_is_tracked():
+    """Data and models stay outside; result files are small."""
+    if not (ROOT / ".git").exists():
+        pytest.skip("no checkout")
+    names = subprocess.run(
+        ["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True
+    ).stdout.decode()
+    for name in names.strip("\0").split("\0"):
+        path = ROOT / name
+        assert not path.is_symlink(), name
+        assert not path.exists() or path.stat().st_size < 1_000_000, name
+        assert path.suffix not in (".npz", ".keras") or "golden" in name, name
