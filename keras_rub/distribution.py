@@ -10,7 +10,6 @@ import time
 import keras
 import tensorflow as tf
 
-from keras_rub.datasets import Dataset
 from keras_rub.tracing import compiled
 
 STRATEGIES = ("none", "mirrored", "multiworker")
@@ -73,9 +72,8 @@ class MultiWorkerTraining:
     Args:
         strategy: `tf.distribute.MultiWorkerMirroredStrategy`.
         model: compiled Keras model, made within the strategy's scope.
-        data: the data set.
-        batch_size: samples of a step, over all workers.
-        seed: of the shuffling.
+        batches: what is trained on, for ever; the same for all workers.
+        batch_size: samples of a batch, which the workers share.
         folder: for checkpoints, one folder a worker.
     """
 
@@ -83,19 +81,17 @@ class MultiWorkerTraining:
         self,
         strategy: tf.distribute.Strategy,
         model: keras.Model,
-        data: Dataset,
+        batches: tf.data.Dataset,
         batch_size: int,
-        seed: int,
         folder: str | os.PathLike,
     ):
-        self.strategy, self.model, self.data = strategy, model, data
+        self.strategy, self.model, self._batches = strategy, model, batches
         count = strategy.num_replicas_in_sync
         if batch_size % count:
             raise ValueError(
                 "`batch_size` must be a multiple of the number of workers, "
                 f"{count}. Received: `batch_size={batch_size}`"
             )
-        self._batch_size, self._seed = batch_size, seed
         with strategy.scope():
             model.optimizer.build(model.trainable_variables)
             self.epoch = tf.Variable(0, dtype=tf.int64)
@@ -117,10 +113,7 @@ class MultiWorkerTraining:
         def keep(x, y):
             return x[index::count], y[index::count]
 
-        whole = self.data.batches(
-            "train", self._batch_size, repeat=True, seed=self._seed
-        )
-        return whole.skip(done).map(keep)
+        return self._batches.skip(done).map(keep)
 
     def _run_step(self, batch):
         logs = self.strategy.run(self.model.train_step, args=(batch,))

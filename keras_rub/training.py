@@ -80,7 +80,10 @@ class Recipe:
         weight_decay: decoupled weight decay of Adam.
         batch_size: samples a step.
         steps: number of training steps.
-        seed: of the weights and of the shuffling.
+        shift: pixels by which training images are moved at most, in either
+            direction.
+        flip: whether training images are mirrored at random.
+        seed: of the weights, of the shuffling, the shifts and the flips.
     """
 
     defense: str = "rub"
@@ -100,6 +103,8 @@ class Recipe:
     weight_decay: float = 0.0
     batch_size: int = 128
     steps: int = 2000
+    shift: int = 0
+    flip: bool = False
     seed: int = 0
 
     def __post_init__(self):
@@ -131,6 +136,10 @@ class Recipe:
                     f"`{name}` must be at least 1. "
                     f"Received: `{name}={getattr(self, name)}`"
                 )
+        if self.shift < 0:
+            raise ValueError(
+                f"`shift` must be at least 0. Received: `shift={self.shift}`"
+            )
         for name in ("mix", "bound_weight"):
             if not 0.0 <= getattr(self, name) <= 1.0:
                 raise ValueError(
@@ -216,11 +225,8 @@ class Recipe:
         # samples that an epoch trains on, a twentieth.
         seen = self.steps_per_epoch * self.batch_size // 20
         seen = min(1000, max(200, seen))
-        batches = data.batches(
-            "train", self.batch_size, repeat=True, seed=self.seed
-        )
         return model.fit(
-            batches.skip(done * self.steps_per_epoch),
+            self.batches(data).skip(done * self.steps_per_epoch),
             steps_per_epoch=self.steps_per_epoch,
             epochs=self.epochs,
             initial_epoch=done,
@@ -228,6 +234,17 @@ class Recipe:
             verbose=verbose,
             callbacks=callbacks,
             shuffle=False,  # `batches` has done it
+        )
+
+    def batches(self, data: Dataset) -> tf.data.Dataset:
+        """What is trained on, for ever."""
+        return data.batches(
+            "train",
+            self.batch_size,
+            repeat=True,
+            shift=self.shift,
+            flip=self.flip,
+            seed=self.seed,
         )
 
     def _wrap(self, base, data):
@@ -431,7 +448,7 @@ def _forget_after(history: pathlib.Path, done: int) -> None:
 def _fit_on_workers(recipe, model, data, folder, strategy):
     """Trains by the workers' own loop; the first of them keeps the logs."""
     loop = distribution.MultiWorkerTraining(
-        strategy, model, data, recipe.batch_size, recipe.seed, folder
+        strategy, model, recipe.batches(data), recipe.batch_size, folder
     )
     first = distribution.worker_index() == 0
     history = folder / "history.csv"

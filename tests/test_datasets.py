@@ -123,6 +123,41 @@ def test_batches():
         data.batches("all")
 
 
+def test_batches_of_moved_images(tmp_path, rng):
+    """Every image is a shifted, perhaps mirrored copy with repeated edges."""
+    x = images(rng, 24, (5, 4))
+    save(
+        tmp_path / "mine.npz",
+        x_train=x,
+        y_train=np.arange(24) % 2,
+        x_test=x[:4],
+    )
+    data = datasets.load(str(tmp_path / "mine.npz"), validation_images=4)
+    options = {"shuffle": False, "shift": 2, "flip": True}
+    batches = list(data.batches("train", 10, **options).as_numpy_iterator())
+    again = data.batches("train", 10, **options).skip(1)
+    np.testing.assert_array_equal(next(iter(again))[0], batches[1][0])
+    moved = np.concatenate([batch[0] for batch in batches])
+    seen = set()
+    for original, found in zip(data.train[0], moved, strict=True):
+        padded = np.pad(original, ((2, 2), (2, 2), (0, 0)), mode="edge")
+        seen |= {
+            (down, right, turn)
+            for down in range(5)
+            for right in range(5)
+            for turn in (1, -1)
+            if np.array_equal(
+                padded[down : down + 5, right : right + 4][:, ::turn], found
+            )
+        }
+    assert len({down for down, _, _ in seen}) > 2
+    assert len({right for _, right, _ in seen}) > 2
+    assert {turn for _, _, turn in seen} == {1, -1}
+    assert not np.array_equal(batches[0][0][:4], batches[1][0][:4])
+    with pytest.raises(ValueError, match="Only images can be shifted"):
+        datasets.load("iris").batches(shift=1)
+
+
 def test_names():
     names = datasets.names()
     assert names[:4] == ["breast_cancer", "digits", "iris", "wine"]

@@ -96,6 +96,15 @@ _WEIGHT_DECAY = FLAGS.number(
 )
 _BATCH_SIZE = FLAGS.whole("batch_size", 128, "Samples a step.", lowest=1)
 _STEPS = FLAGS.whole("steps", 2000, "Training steps.", lowest=1)
+_SHIFT = FLAGS.whole(
+    "shift",
+    0,
+    "Pixels by which training images are moved at most, in either direction.",
+    lowest=0,
+)
+_FLIP = FLAGS.switch(
+    "flip", False, "Mirror training images at random, left to right."
+)
 _SEED = shared.define_seed(FLAGS, "weights and of the shuffling")
 _STRATEGY = FLAGS.choice(
     "strategy",
@@ -130,6 +139,8 @@ def run() -> None:
         weight_decay=_WEIGHT_DECAY.value,
         batch_size=_BATCH_SIZE.value,
         steps=_STEPS.value,
+        shift=_SHIFT.value,
+        flip=_FLIP.value,
         seed=_SEED.value,
     )
     data = _DATA.load()

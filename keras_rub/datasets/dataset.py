@@ -329,6 +329,8 @@ class Dataset:
         *,
         shuffle: bool | None = None,
         repeat: bool = False,
+        shift: int = 0,
+        flip: bool = False,
         seed: int = 0,
     ) -> tf.data.Dataset:
         """One part as a `tf.data.Dataset` of batches `(x, y)`.
@@ -341,7 +343,13 @@ class Dataset:
                 only.
             repeat: bool. Whether to start over for ever. Defaults to
                 `False`.
-            seed: int. Of the shuffling. Defaults to `0`.
+            shift: int. Each image is moved by up to so many pixels, up or
+                down and left or right; what comes in repeats its edge.
+                Defaults to `0`.
+            flip: bool. Whether to mirror every other image, left to right.
+                Defaults to `False`.
+            seed: int. Of the shuffling, the shifts and the flips. Defaults
+                to `0`.
         """
         samples = self._part(part)
         dataset = tf.data.Dataset.from_tensor_slices(samples)
@@ -349,7 +357,41 @@ class Dataset:
             dataset = dataset.shuffle(len(samples[0]), seed=seed)
         if repeat:
             dataset = dataset.repeat()
-        return dataset.batch(batch_size).prefetch(2)
+        dataset = dataset.batch(batch_size)
+        if shift or flip:
+            if not self.is_image:
+                raise ValueError(
+                    "Only images can be shifted or flipped. Received: inputs "
+                    f"of shape {self.input_shape}"
+                )
+            dataset = dataset.enumerate().map(
+                lambda step, batch: (
+                    _move_images(batch[0], shift, flip, [seed, step]),
+                    batch[1],
+                )
+            )
+        return dataset.prefetch(2)
+
+
+def _move_images(x, shift, flip, seed):
+    """Shifts and mirrors images [batch, height, width, channels].
+
+    Every sample gets its own rows and columns; those beyond the edge are the
+    edge. What is drawn follows from the seed alone, so that a training which
+    is resumed sees the same images.
+    """
+    seed = tf.cast(tf.stack(seed), tf.int64)
+    count, height, width = (tf.shape(x)[axis] for axis in range(3))
+    moves = tf.random.stateless_uniform(
+        [2, count, 1], seed, -shift, shift + 1, tf.int32
+    )
+    rows = tf.clip_by_value(tf.range(height) + moves[0], 0, height - 1)
+    columns = tf.clip_by_value(tf.range(width) + moves[1], 0, width - 1)
+    if flip:
+        mirrored = tf.random.stateless_uniform([count, 1], seed + 1) < 0.5
+        columns = tf.where(mirrored, width - 1 - columns, columns)
+    x = tf.gather(x, rows, axis=1, batch_dims=1)
+    return tf.gather(x, columns, axis=2, batch_dims=1)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
