@@ -6,6 +6,7 @@ import json
 import os
 import pathlib
 import time
+from collections.abc import Callable
 
 import keras
 import tensorflow as tf
@@ -72,7 +73,9 @@ class MultiWorkerTraining:
     Args:
         strategy: `tf.distribute.MultiWorkerMirroredStrategy`.
         model: compiled Keras model, made within the strategy's scope.
-        batches: what is trained on, for ever; the same for all workers.
+        batches: makes what is trained on, for ever; the same for all
+            workers. The strategy makes it where it reads it: a shuffled data
+            set that was made elsewhere is shuffled in another order.
         batch_size: samples of a batch, which the workers share.
         folder: for checkpoints, one folder a worker.
     """
@@ -81,7 +84,7 @@ class MultiWorkerTraining:
         self,
         strategy: tf.distribute.Strategy,
         model: keras.Model,
-        batches: tf.data.Dataset,
+        batches: Callable[[], tf.data.Dataset],
         batch_size: int,
         folder: str | os.PathLike,
     ):
@@ -113,7 +116,7 @@ class MultiWorkerTraining:
         def keep(x, y):
             return x[index::count], y[index::count]
 
-        return self._batches.skip(done).map(keep)
+        return self._batches().skip(done).map(keep)
 
     def _run_step(self, batch):
         logs = self.strategy.run(self.model.train_step, args=(batch,))

@@ -448,7 +448,11 @@ def _forget_after(history: pathlib.Path, done: int) -> None:
 def _fit_on_workers(recipe, model, data, folder, strategy):
     """Trains by the workers' own loop; the first of them keeps the logs."""
     loop = distribution.MultiWorkerTraining(
-        strategy, model, recipe.batches(data), recipe.batch_size, folder
+        strategy,
+        model,
+        functools.partial(recipe.batches, data),
+        recipe.batch_size,
+        folder,
     )
     first = distribution.worker_index() == 0
     history = folder / "history.csv"
