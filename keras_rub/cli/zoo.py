@@ -16,10 +16,12 @@ of that name is replaced. An interrupted --add goes on where it stopped.
 from __future__ import annotations
 
 import functools
+import json
 import pathlib
 import re
 import tempfile
 import time
+import zipfile
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -30,7 +32,7 @@ from keras_rub import datasets, tables, training, zoo
 from keras_rub.bounds import methods
 from keras_rub.cli import command, saved_run, shared, train
 from keras_rub.cli.parsing import parse_radii
-from keras_rub.files import digest, write_atomically
+from keras_rub.files import digest, replacing, write_atomically
 from keras_rub.progress import Progress
 from keras_rub.resuming import Parts
 
@@ -246,7 +248,7 @@ def _add(name):
         "method": _METHOD.value,
         "samples": samples,
         "attacks": attacks,
-        "attack_samples": min(_ATTACK_SAMPLES.value, len(x)) if attacks else 0,
+        "attack_samples": min(_ATTACK_SAMPLES.value, samples) if attacks else 0,
     }
     print(shared.header(data, [attacker]), flush=True)
     parts = Parts(
@@ -262,7 +264,7 @@ def _add(name):
             (folder / old).unlink(missing_ok=True)
     else:
         path = folder / f"{name}.keras"
-        training.save(model, path)
+        _save(model, path)
         entry.update(file=path.name, sha256=digest(path))
     # Others may have added theirs in the meantime.
     index = zoo.read_index(folder) if zoo.has_index(folder) else {}
@@ -311,6 +313,32 @@ def _bare(model, settings, attacker):
     return bare
 
 
+# Arguments of layers and initializers that Keras 3.10, the oldest release that
+# setup.py allows, does not know. None is what it does without them.
+_NEW_ARGUMENTS = ("quantization_config", "input_axes", "output_axes")
+
+
+def _save(model, path):
+    """Saves a model at once, so that older releases of Keras read it too."""
+
+    def known(config):
+        return {
+            key: value
+            for key, value in config.items()
+            if value is not None or key not in _NEW_ARGUMENTS
+        }
+
+    with replacing(path) as partial:
+        model.save(partial)
+        with zipfile.ZipFile(partial) as file:
+            parts = {name: file.read(name) for name in file.namelist()}
+        config = json.loads(parts["config.json"], object_hook=known)
+        parts["config.json"] = json.dumps(config).encode()
+        with zipfile.ZipFile(partial, "w") as file:
+            for name, content in parts.items():
+                file.writestr(name, content)
+
+
 def _check_room(name, index, model):
     """Raises if the zoo would get too large, before the long work."""
     files = {key for key, entry in index.items() if entry["file"]}
@@ -321,7 +349,7 @@ def _check_room(name, index, model):
         )
     with tempfile.TemporaryDirectory() as folder:
         path = pathlib.Path(folder) / f"{name}.keras"
-        model.save(path)
+        _save(model, path)
         size = path.stat().st_size
     if size >= zoo.MOST_BYTES:
         raise ValueError(
@@ -445,7 +473,7 @@ def _compare(name, entry, found, kind, radius):
 # The index for readers --------------------------------------------------------
 
 
-def _networks(index):
+def _networks(index) -> tuple[list[Any], list[list[Any]]]:
     """A row a network: what it is."""
     header = [
         "name", "data", "network", "trained by", "attacker", "parameters",
@@ -466,7 +494,7 @@ def _networks(index):
     return header, rows
 
 
-def _figures(index):
+def _figures(index) -> tuple[list[Any], list[list[Any]]]:
     """A row a network and radius: percents."""
     header = [
         "name", "method", "radius", "samples", "clean", "certified",
