@@ -277,6 +277,7 @@ def test_add(untrained, tmp_path, capsys, monkeypatch):
     # The range is the model's own from now on.
     model = models.load(name, folder)
     x, y = datasets.load("iris").test
+    assert model.rho == pytest.approx(0.2)  # no ramp that begins at 0
     found = keras_rub.certify(model, x, y, rho=[0.01, 0.02])
     assert found[0].perturbations.get_config() == entry["attacker"]
     for radius, certificate in zip(entry["radii"], found, strict=True):
