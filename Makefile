@@ -12,7 +12,8 @@ export TF_CPP_MIN_LOG_LEVEL ?= 3
 PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check \
     --root-user-action=ignore --no-warn-script-location
 
-.PHONY: demo test test-fast test-slow lint benchmark docs matrix package clean
+.PHONY: demo test test-fast test-slow lint verify-zoo benchmark docs matrix \
+    package clean
 
 # TensorFlow's banners go to a file, which is shown if the demo fails.
 demo: $(VENV)/.installed
@@ -36,6 +37,11 @@ lint: $(VENV)/.installed-test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# Recomputes the figures of zoo/index.json from the files; FLAGS="--attacked"
+# those under attack too, FLAGS="--data_dir DATA" names the data folder.
+verify-zoo: $(VENV)/.installed
+	$(BIN)/python tools/zoo.py --verify $(FLAGS)
 
 benchmark: $(VENV)/.installed
 	$(BIN)/python tools/benchmark.py

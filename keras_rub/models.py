@@ -1,11 +1,16 @@
-"""Networks of papers, as plain Keras models that return logits."""
+"""Networks: those of papers, untrained, and those of the zoo, trained."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
+from typing import Any
 
 import keras
 from keras import layers
+
+from keras_rub import zoo
+from keras_rub.loading import load_model
 
 
 def mlp(
@@ -106,6 +111,54 @@ def small_cnn(
         ],
         name="small_cnn",
     )
+
+
+def names(folder: str | os.PathLike | None = None) -> list[str]:
+    """The names that `load` knows, and those kept by their recipe only.
+
+    Args:
+        folder: as in `load`.
+    """
+    return sorted(zoo.read_index(zoo.find_folder(folder)))
+
+
+def facts(name: str, folder: str | os.PathLike | None = None) -> dict[str, Any]:
+    """What the zoo says of one of its networks.
+
+    Args:
+        name: one of `names()`.
+        folder: as in `load`.
+
+    Returns:
+        A dict: file and checksum, data set and units, attacker, recipe, and
+        how many test samples are right, certified, and right under attack.
+    """
+    return zoo.find_entry(zoo.find_folder(folder), name)
+
+
+def load(name: str, folder: str | os.PathLike | None = None) -> keras.Model:
+    """A trained network of the zoo.
+
+    Args:
+        name: one of `names()`. Its file is checked against the checksum of
+            the index.
+        folder: the folder of the zoo. Defaults to `None`: the environment
+            variable `KERAS_RUB_ZOO`, else the folder `zoo` of a clone; an
+            installed package has none.
+
+    Returns:
+        The robust model, not compiled, whose attacker is the one that the
+        figures of the zoo speak of; `base` is the plain Keras model in it. A
+        network that was trained without a defence is a plain model.
+
+    Example:
+    ```python
+    model = keras_rub.models.load("digits-l1-1")
+    x, y = keras_rub.datasets.load("digits").test
+    print(keras_rub.certify(model, x, y, rho=1.0))
+    ```
+    """
+    return load_model(zoo.find_file(zoo.find_folder(folder), name))
 
 
 def _check_image(input_shape: Sequence[int]) -> None:

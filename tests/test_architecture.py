@@ -30,6 +30,7 @@ FLOORS = [
         "inputs",
         "cautions",
         "models",
+        "zoo",
         "loading",
         "initializers",
     ],

@@ -421,7 +421,9 @@ def test_help_shows_the_flags_of_one_command(name, capsys):
     assert ("--learning_rate" in text) == (name == "train")
     assert ("--max_trials" in text) == (name == "tune")
     assert ("--what" in text) == (name == "reproduce")
-    assert ("--model\n" in text) == (name in ("certify", "evaluate", "export"))
+    assert ("--model\n" in text) == (
+        name in ("certify", "evaluate", "export", "zoo")
+    )
     assert "app.py" not in text and "--logtostderr" not in text
 
 
@@ -433,7 +435,7 @@ def test_flags_of_one_call_are_gone_in_the_next(capsys):
 
 def test_tools_are_the_commands():
     """`python tools/NAME.py` works, and its error is one line too."""
-    for name in ("train", "certify", "evaluate", "tune", "export"):
+    for name in ("train", "certify", "evaluate", "tune", "export", "zoo"):
         text = (ROOT / "tools" / f"{name}.py").read_text()
         assert f"from keras_rub.cli.{name} import main" in text
         assert "sys.exit(main())" in text

@@ -17,6 +17,7 @@ COMMANDS = {
     "tune": "Search hyper-parameters: many trainings, scored under attack.",
     "export": "Export a trained network for TensorFlow Serving.",
     "serve": "Serve exported models on this machine, for development.",
+    "zoo": "List, verify or extend the trained networks of the repository.",
     "reproduce": "Reproduce the tables and figures of the paper.",
 }
 

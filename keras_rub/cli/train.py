@@ -13,7 +13,9 @@ TF_CONFIG set.
 from __future__ import annotations
 
 import pathlib
+import shlex
 from collections.abc import Sequence
+from typing import Any
 
 from absl import flags
 
@@ -151,6 +153,36 @@ def run() -> None:
         print(f"radius in units of: {data.units}", flush=True)
     path = training.train_in_folder(recipe, data, folder, strategy=strategy)
     print(f"written to {path}")
+
+
+def line_of(settings: dict[str, Any], out: str) -> str:
+    """The command line that trains with these settings.
+
+    Args:
+        settings: what `keras_rub.training.settings_of` made, of a data set
+            that has a name.
+        out: the value of --out.
+    """
+    words = []
+    first = ["dataset", "defense", "norm", "rho", "steps"]  # said in any case
+    for name in [*first, *(name for name in FLAGS if name not in first)]:
+        if name not in settings:
+            continue
+        text = _text(settings[name])
+        if name in first or text != _text(FLAGS[name].default):
+            words += [f"--{name}", text]
+    return shlex.join([command.PROGRAM, "train", *words, "--out", out])
+
+
+def _text(value) -> str:
+    """A setting as its flag takes it."""
+    if isinstance(value, bool):  # of --input_range, the only one
+        return "data" if value else "none"
+    if isinstance(value, (list, tuple)):
+        return ",".join(map(_text, value))
+    if isinstance(value, float) and value == float(f"{value:g}"):
+        return f"{value:g}"
+    return str(value)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
