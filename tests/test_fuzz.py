@@ -155,7 +155,7 @@ def damaged(content, rng):
 
 def survives(read, path):
     """Whether a damaged file was read; raises if it did not end well."""
-    started = time.monotonic()
+    started = time.process_time()
     try:
         read(path)
     except ValueError as error:
@@ -163,7 +163,7 @@ def survives(read, path):
         found = False
     else:
         found = True
-    assert time.monotonic() - started < SECONDS
+    assert time.process_time() - started < SECONDS
     return found
 
 
