@@ -11,7 +11,7 @@ import pytest
 
 import keras_rub
 from keras_rub import datasets, models, training, zoo
-from keras_rub.cli import main
+from keras_rub.cli import main, train
 from keras_rub.cli import zoo as command
 from keras_rub.files import digest
 from keras_rub.resuming import claim
@@ -336,3 +336,20 @@ def test_a_plain_network_has_no_attacker(untrained, tmp_path, capsys):
     assert "2 of 2 figures agree" in printed
     printed = call(capsys, "zoo", folder=tmp_path / "zoo")
     assert "plain  iris, standard  mlp1, 4-200-3" in printed
+
+
+def test_the_command_of_a_training():
+    """Flags are said where they differ; switches have no value."""
+    settings = {
+        "dataset": "cifar10",
+        "normalization": "unit",
+        **training.Recipe(
+            rho=4.0, steps=8000, shift=2, flip=True, input_range=True
+        ).to_dict(),
+    }
+    line = train.line_of(settings, "out/x")
+    assert line == (
+        "keras-rub train --dataset cifar10 --defense rub --norm 1 --rho 4 "
+        "--steps 8000 --normalization unit --input_range data --shift 2 "
+        "--flip --out out/x"
+    )

@@ -168,15 +168,18 @@ def line_of(settings: dict[str, Any], out: str) -> str:
     for name in [*first, *(name for name in FLAGS if name not in first)]:
         if name not in settings:
             continue
-        text = _text(settings[name])
-        if name in first or text != _text(FLAGS[name].default):
-            words += [f"--{name}", text]
+        value, flag = settings[name], FLAGS[name]
+        if flag.boolean:
+            if value != flag.default:
+                words.append(f"--{name}" if value else f"--no{name}")
+        elif name in first or _text(value) != _text(flag.default):
+            words += [f"--{name}", _text(value)]
     return shlex.join([command.PROGRAM, "train", *words, "--out", out])
 
 
 def _text(value) -> str:
     """A setting as its flag takes it."""
-    if isinstance(value, bool):  # of --input_range, the only one
+    if isinstance(value, bool):  # of --input_range, which is no switch
         return "data" if value else "none"
     if isinstance(value, (list, tuple)):
         return ",".join(map(_text, value))
