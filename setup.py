@@ -91,7 +91,7 @@ setuptools.setup(
     license="MIT",
     python_requires=">=3.11,<3.14",
     packages=setuptools.find_packages(include=["keras_rub", "keras_rub.*"]),
-    package_data={"keras_rub": ["py.typed", "reproduction/*.csv"]},
+    package_data={"keras_rub": ["py.typed", "cli/*.csv", "reproduction/*.csv"]},
     entry_points={
         "console_scripts": ["keras-rub = keras_rub.cli.main:main"],
     },

@@ -11,7 +11,7 @@ import pytest
 
 import keras_rub
 from keras_rub import datasets, models, training, zoo
-from keras_rub.cli import main, train
+from keras_rub.cli import leaderboard, main, train
 from keras_rub.cli import zoo as command
 from keras_rub.files import digest
 from keras_rub.resuming import claim
@@ -353,3 +353,44 @@ def test_the_command_of_a_training():
         "--steps 8000 --normalization unit --input_range data --shift 2 "
         "--flip --out out/x"
     )
+
+
+def test_leaderboard(tmp_path, capsys):
+    """The page is that of the index; the training radius chooses."""
+    path = tmp_path / "board.md"
+    call(capsys, "zoo", leaderboard=str(path))
+    assert path.read_text() == leaderboard.page(INDEX)
+    assert (tmp_path / "images" / "leaderboard.png").stat().st_size > 10_000
+    committed = ROOT / "docs" / "leaderboard.md"
+    assert committed.read_text() == leaderboard.page(INDEX)
+    small = INDEX["digits-l1-1"]
+    large = {
+        **small,
+        "training": {**small["training"], "rho": 3.0},
+        "radii": ["0.5", "1", "2", "4"],
+        "certified": {
+            key: {"count": 1, "percent": 0.28} for key in ("0.5", "1", "2", "4")
+        },
+    }
+    masked = {**small, "attacker": {**small["attacker"], "norm": 2}}
+    index = {"small": small, "large": large, "other": masked}
+    assert leaderboard.chosen(index) == {
+        "digits": {
+            0.25: "small", 0.5: "small", 1.0: "small", 2.0: "large",
+            4.0: "large",
+        }
+    }  # fmt: skip
+
+
+def test_published_figures_stand_beside_ours():
+    """Of the data sets and radii that both have."""
+    digits = INDEX["digits-l1-1"]
+    cifar = {**digits["training"], "dataset": "cifar10"}
+    found = leaderboard.rows({"mine": {**digits, "training": cifar}})
+    assert [(row["rho"], row["method"], row["certified"]) for row in found] == [
+        (0.25, "mine", 95.83),
+        (0.5, "mine", 94.17),
+        (0.5, "DSSN", 72.3),
+        (1.0, "mine", 83.06),
+        (1.0, "DSSN", 63.1),
+    ]

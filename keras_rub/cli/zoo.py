@@ -2,6 +2,7 @@ r"""Lists, verifies and extends the zoo, a folder of trained networks.
 
     keras-rub zoo
     keras-rub zoo --verify --data_dir DATA
+    keras-rub zoo --leaderboard docs/leaderboard.md
     keras-rub zoo --add mnist-l1-2.8 --model out/mnist/model.keras \
         --radii 0.28,2.8
 
@@ -30,9 +31,14 @@ import keras
 import keras_rub
 from keras_rub import datasets, tables, training, zoo
 from keras_rub.bounds import methods
-from keras_rub.cli import command, saved_run, shared, train
+from keras_rub.cli import command, leaderboard, saved_run, shared, train
 from keras_rub.cli.parsing import parse_radii
-from keras_rub.files import digest, replacing, write_atomically
+from keras_rub.files import (
+    digest,
+    replacing,
+    write_atomically,
+    write_figure,
+)
 from keras_rub.progress import Progress
 from keras_rub.resuming import Parts
 
@@ -95,6 +101,12 @@ _PAGE = FLAGS.string(
     "docs/zoo.md",
     "The page about the zoo; written by --add, and where this flag is given.",
 )
+_LEADERBOARD = FLAGS.string(
+    "leaderboard",
+    None,
+    "Write the page on certified L1 accuracy here, and its picture to the "
+    "folder images beside it.",
+)
 
 _CHUNK = 256  # samples between two savings; whole batches of `certify`
 _SEED = 0  # of attacks
@@ -113,6 +125,14 @@ def run() -> None:
         if _PAGE.present:
             write_atomically(_PAGE.value, page(index))
             print(f"written to {_PAGE.value}")
+        elif _LEADERBOARD.value is not None:
+            path = pathlib.Path(_LEADERBOARD.value)
+            write_figure(
+                leaderboard.figure(index),
+                path.parent / "images" / "leaderboard.png",
+            )
+            write_atomically(path, leaderboard.page(index))
+            print(f"written to {path}")
         else:
             print(tables.to_text(*_networks(index), range(5)))
             print(f"\n{tables.to_text(*_figures(index), range(2))}")
