@@ -22,6 +22,7 @@ from keras_rub.reproduction.pages import words
 from keras_rub.reproduction.rows.summary import read_rows
 from keras_rub.reproduction.run import networks
 from keras_rub.reproduction.run import tables as run_tables
+from keras_rub.reproduction.run.protocol import candidates, ceiling
 from keras_rub.training import Recipe
 from tests.calling import call, refused
 
@@ -84,6 +85,7 @@ NAMES = (
     "tab_cnn_fashion",
     "tab_cnn_mnist",
     "tab_cnn_cifar",
+    "large_radii",
     "summary",
 )
 
@@ -130,6 +132,10 @@ def test_what_the_pages_were_made_of(folder):
         "loss",
         "above",
         "speed",
+        "ceiling",
+        "scale",
+        "protocol",
+        "judge",
     ):
         assert f"{kind}-" in names
     # The result that was there is shown, not made again.
@@ -330,6 +336,47 @@ def test_radii_that_erase_the_image(folder):
     assert rows.images.erasure(context, wanted, radii).radii == {}
 
 
+@pytest.mark.parametrize("norm", [1, 2, "inf"])
+def test_ceiling_is_never_below_what_a_classifier_can_keep(norm, rng):
+    """Samples of two classes more than two radii apart can all be kept."""
+    order = np.inf if norm == "inf" else norm
+    below = 0
+    for _ in range(30):
+        x = rng.normal(size=(9, 2))
+        y = rng.integers(0, 3, 9)
+        rho = rng.uniform(0.05, 1.0)
+        apart = np.linalg.norm(x[:, None] - x, order, axis=-1) > 2 * rho
+        fits = apart | (y[:, None] == y)
+        most = max(
+            len(some)
+            for bits in range(2**9)
+            if (some := [i for i in range(9) if bits >> i & 1]) is not None
+            and fits[np.ix_(some, some)].all()
+        )
+        found = ceiling(x, y, norm, rho)
+        assert found >= most / 9 - 1e-9
+        below += found < 1
+    assert below > 5
+    # One point within reach of all: one class is right there.
+    assert ceiling(x, y, norm, 100.0) == np.bincount(y).max() / 9
+
+
+def test_search_takes_the_best_under_attack():
+    plan = budgets.PROTOCOLS["smoke"]
+    some = candidates(plan, "digits")
+    validation = {
+        candidate: {"clean": 0.1 * place, "2": [0.2], "inf": [0.5 - place / 9]}
+        for place, candidate in enumerate(some)
+    }
+    cells = choose.searched_cells(plan, validation)
+    for title in plan.defences:
+        group = [c for c in some if c.title == title]
+        assert cells[2, title, 8.4] == group[-1]  # clean decides a tie
+        assert cells["inf", title, 0.5] == group[0]
+    places = choose.searched_places(cells)
+    assert sum(len(r) for radii in places.values() for r in radii.values()) == 4
+
+
 @pytest.mark.parametrize(
     ("bound", "attacked", "above", "nearly"),
     (
@@ -487,6 +534,10 @@ PAGES = {
     ),
     "tab_speed": lambda text, found: pages.speed.tab_speed(
         budgets.SPEED["laptop"], found
+    ),
+    "large_radii": lambda text, found: pages.large_radii.large_radii(
+        budgets.PROTOCOLS["laptop"],
+        [{**row, "norm": str(row["norm"])} for row in found],
     ),
     "summary": lambda text, found: pages.summary.summary(
         budgets.IMAGES["laptop"], rows.summary.summary(RESULTS), NAMES

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 from keras_rub import datasets
 from keras_rub.reproduction import paper
 from keras_rub.reproduction.plans import (
+    IMAGE_DEFENCES,
     BoundPlan,
     CurvePlan,
     ImagePlan,
+    ProtocolPlan,
     SpeedPlan,
     TablePlan,
 )
@@ -235,4 +238,69 @@ SPEED = {
     ),
     "laptop": SpeedPlan(_UCI_SETS[:10], ("mnist", "cifar10"), 256, 40, 3, 1.0),
     "full": SpeedPlan(_UCI_SETS, _IMAGE_SETS, 256, 40, 5, 3.0),
+}
+
+
+def _pgd(norm: int | str, rho: float, **options: Any) -> Recipe:
+    """Adversarial training for one radius, which is ramped."""
+    return Recipe(defense="pgd", norm=norm, rho=rho, **options)
+
+
+_LARGE = {2: (2.8, 8.4, 14.0, 28.0, 56.0), "inf": (0.3, 0.5, 1.0, 5.0)}
+
+PROTOCOLS = {
+    "smoke": ProtocolPlan(
+        datasets=("digits",),
+        normalizations=("standard",),
+        defences=("Baseline-Linf", "Nominal"),
+        rates=(1.0, 1e-3),
+        numbers=(1.0,),
+        radii={2: (8.4,), "inf": (0.5,)},
+        steps=2,
+        batch_size=16,
+        architecture="mlp1",
+        scaled=(("Nominal", 0.0),),
+        factors=(1.0, 1e4),
+        trained=(
+            _pgd("inf", 0.5, steps=2, batch_size=16, architecture="mlp1"),
+        ),
+        attacks="paper",
+        validation=8,
+        samples=8,
+        grouped=32,
+    ),
+    "laptop": ProtocolPlan(
+        datasets=("mnist",),
+        normalizations=("standard", "unit"),
+        defences=("RUB", "aRUB-Linf", "Baseline-Linf", "PGD-Linf", "Nominal"),
+        rates=(1.0, 0.1, 0.01, 1e-3, 1e-4),
+        numbers=(0.1, 1.0, 10.0),
+        radii=_LARGE,
+        steps=1000,
+        batch_size=32,
+        scaled=(("PGD-Linf", 0.3), ("Nominal", 0.0)),
+        trained=(
+            *(_pgd("inf", rho, steps=3000) for rho in (0.3, 0.5, 1.0)),
+            *(_pgd(2, rho, steps=3000) for rho in (2.8, 8.4)),
+        ),
+    ),
+    "full": ProtocolPlan(
+        datasets=("mnist", "fashion_mnist"),
+        normalizations=("standard", "unit"),
+        defences=tuple(IMAGE_DEFENCES),
+        rates=paper.RATES,
+        numbers=paper.NUMBERS,
+        radii=_LARGE,
+        steps=paper.IMAGES.steps,
+        batch_size=paper.IMAGES.small_batch_size,
+        attack_steps=40,
+        scaled=(("PGD-Linf", 0.3), ("Nominal", 0.0)),
+        trained=(
+            *(_pgd("inf", rho, steps=20_000) for rho in (0.3, 0.5, 1.0)),
+            *(_pgd(2, rho, steps=20_000) for rho in (2.8, 8.4, 14.0)),
+        ),
+        validation=1000,
+        samples=10_000,
+        grouped=10_000,
+    ),
 }

@@ -9,10 +9,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from keras_rub.reproduction.plans import ProtocolPlan
 from keras_rub.reproduction.run.images import accuracy
 from keras_rub.reproduction.run.networks import Network
+from keras_rub.reproduction.run.protocol import Candidate
 
 Cells = dict[tuple[Any, str, float], Network]
+SearchedCells = dict[tuple[Any, str, float], Candidate]
 
 
 def table_network(
@@ -116,3 +119,45 @@ def network_for(networks: list[Network], rho: float) -> Network:
     networks = sorted(networks, key=lambda network: network.recipe.rho)
     able = [network for network in networks if network.recipe.rho >= rho]
     return able[0] if able else networks[-1]
+
+
+def searched_cells(
+    plan: ProtocolPlan, validation: dict[Candidate, dict[str, Any]]
+) -> SearchedCells:
+    """The network that the paper's search takes for each cell.
+
+    Args:
+        plan: `ProtocolPlan`.
+        validation: of `run.protocol.search`.
+
+    Returns:
+        From (norm, defence, rho) to the network with the best attacked
+        accuracy; the clean accuracy decides a tie.
+    """
+
+    def best(group, norm, place):
+        def worth(candidate):
+            found = validation[candidate]
+            return found[str(norm)][place], found["clean"]
+
+        return max(group, key=worth)
+
+    groups: dict[str, list[Candidate]] = {}
+    for candidate in validation:
+        groups.setdefault(candidate.title, []).append(candidate)
+    return {
+        (norm, title, rho): best(group, norm, place)
+        for norm, radii in plan.radii.items()
+        for place, rho in enumerate(radii)
+        for title, group in groups.items()
+    }
+
+
+def searched_places(
+    cells: SearchedCells,
+) -> dict[Candidate, dict[Any, list[float]]]:
+    """The radii that each network was chosen for."""
+    found: dict[Candidate, dict[Any, list[float]]] = {}
+    for (norm, _, rho), candidate in cells.items():
+        found.setdefault(candidate, {}).setdefault(norm, []).append(rho)
+    return found

@@ -151,6 +151,31 @@ def _certified(name: str, dataset: str) -> Experiment:
     return experiment
 
 
+def _large_radii(context: Context) -> Page | None:
+    plan = budgets.PROTOCOLS[context.budget]
+    found = []
+    for name in plan.datasets:
+        found += rows.protocol.ceilings(
+            name,
+            plan,
+            run.protocol.ceilings(context, plan, name),
+        )
+        found += rows.protocol.scaled(
+            name, plan, run.protocol.scale(context, plan, name)
+        )
+        found += rows.protocol.trained(
+            name, run.protocol.trained(context, plan, name)
+        )
+        cells = choose.searched_cells(
+            plan, run.protocol.search(context, plan, name)
+        )
+        judged = run.protocol.judge(
+            context, plan, choose.searched_places(cells)
+        )
+        found += rows.protocol.search(name, cells, judged)
+    return pages.large_radii.large_radii(plan, found) if found else None
+
+
 def _state(context, wanted, ready, used) -> dict[str, Any]:
     """Arguments of a page on images: how far it is, and its units."""
     return {
@@ -183,5 +208,6 @@ EXPERIMENTS: dict[str, Experiment] = {
     "tab_cnn_fashion": _attacked("tab_cnn_fashion", "fashion_mnist", cnn=True),
     "tab_cnn_mnist": _attacked("tab_cnn_mnist", "mnist", cnn=True),
     "tab_cnn_cifar": _attacked("tab_cnn_cifar", "cifar10", cnn=True),
+    "large_radii": _large_radii,
     "summary": _summary,
 }

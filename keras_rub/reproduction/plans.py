@@ -293,6 +293,65 @@ class BoundPlan:
 
 
 @dataclasses.dataclass(frozen=True)
+class ProtocolPlan:
+    """The paper's search for networks at large radii, as it is written.
+
+    Attributes:
+        datasets: names of image sets.
+        normalizations: of the inputs.
+        defences: those of `IMAGE_DEFENCES` that are trained.
+        rates: learning rates, constant over the training.
+        numbers: what they train for; for L1 times the square root of the
+            number of features. The radius is not ramped.
+        radii: from the norm to the radii of the attacks.
+        steps: training steps.
+        batch_size: samples a step.
+        architecture: of `keras_rub.training.ARCHITECTURES`.
+        attack_steps: of PGD, in training.
+        vertices: with RUB, vertices a sample to evaluate.
+        scaled: what is trained to have its logits multiplied: pairs of a
+            defence and a number.
+        factors: by which they are multiplied.
+        trained: how we train for these radii, inputs standardised.
+        attacks: as of `keras_rub.evaluate`, for the test samples.
+        validation: samples that choose the network of a cell.
+        samples: test samples to attack.
+        grouped: test samples that the ceiling speaks of.
+    """
+
+    datasets: tuple[str, ...]
+    normalizations: tuple[str, ...]
+    defences: tuple[str, ...]
+    rates: tuple[float, ...]
+    numbers: tuple[float, ...]
+    radii: dict[Any, tuple[float, ...]]
+    steps: int
+    batch_size: int
+    architecture: str = "mlp"
+    attack_steps: int = 10
+    vertices: int = 32
+    scaled: tuple[tuple[str, float], ...] = ()
+    factors: tuple[float, ...] = (1.0, 100.0, 1e4)
+    trained: tuple[Recipe, ...] = ()
+    attacks: str | tuple[str, ...] = "strong"
+    validation: int = 256
+    samples: int = 500
+    grouped: int = 2000
+
+    def recipe(self, title: str) -> Recipe:
+        """How one defence is trained, but for radius and rate."""
+        return recipe_of(
+            title,
+            rho_ramp=0.0,
+            architecture=self.architecture,
+            attack_steps=self.attack_steps,
+            vertices=self.vertices,
+            batch_size=self.batch_size,
+            steps=self.steps,
+        )
+
+
+@dataclasses.dataclass(frozen=True)
 class SpeedPlan:
     """Whose training steps are timed.
 

@@ -3,10 +3,19 @@
 from keras_rub.reproduction.pages import (
     attacked,
     certified,
+    large_radii,
     losses,
     ranks,
     speed,
     summary,
 )
 
-__all__ = ["attacked", "certified", "losses", "ranks", "speed", "summary"]
+__all__ = [
+    "attacked",
+    "certified",
+    "large_radii",
+    "losses",
+    "ranks",
+    "speed",
+    "summary",
+]

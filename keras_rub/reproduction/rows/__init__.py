@@ -1,5 +1,11 @@
 """Rows of the CSV files: what the jobs found, beside the paper's figures."""
 
-from keras_rub.reproduction.rows import images, losses, summary, tables
+from keras_rub.reproduction.rows import (
+    images,
+    losses,
+    protocol,
+    summary,
+    tables,
+)
 
-__all__ = ["images", "losses", "summary", "tables"]
+__all__ = ["images", "losses", "protocol", "summary", "tables"]

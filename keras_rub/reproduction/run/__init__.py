@@ -1,5 +1,12 @@
 """Jobs that train, attack and certify; their results are kept as JSON."""
 
-from keras_rub.reproduction.run import images, losses, networks, speed, tables
+from keras_rub.reproduction.run import (
+    images,
+    losses,
+    networks,
+    protocol,
+    speed,
+    tables,
+)
 
-__all__ = ["images", "losses", "networks", "speed", "tables"]
+__all__ = ["images", "losses", "networks", "protocol", "speed", "tables"]

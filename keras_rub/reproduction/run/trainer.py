@@ -30,12 +30,20 @@ class Trainer:
     Args:
         recipe: `Recipe`; its radius does not matter.
         data: `Dataset`.
+        optimizer: instead of the recipe's. Defaults to `None`.
     """
 
-    def __init__(self, recipe: Recipe, data: Dataset):
+    def __init__(
+        self,
+        recipe: Recipe,
+        data: Dataset,
+        optimizer: keras.optimizers.Optimizer | None = None,
+    ):
         self.recipe = recipe
         self.data = data
         self.model = recipe.build(data)
+        if optimizer is not None:
+            self.model.compile(optimizer, self.model.loss, metrics=["accuracy"])
         self._weights = self.model.get_weights()
         create_variables(self.model, data)
         self._rho = tf.Variable(0.0)
@@ -45,20 +53,25 @@ class Trainer:
                 self._rho * tf.minimum(tf.cast(step, tf.float32) / steps, 1.0)
             )
 
-    def train(self, rho: float, callbacks: Any = None) -> keras.Model:
-        """Trains from the same start; returns the network itself."""
+    def train(
+        self, rho: float, callbacks: Any = None, rate: float | None = None
+    ) -> keras.Model:
+        """Trains from the same start; returns the network itself.
+
+        Args:
+            rho: the radius.
+            callbacks: as of `keras.Model.fit`. Defaults to `None`.
+            rate: with an optimizer of your own, its learning rate.
+        """
         keras.utils.set_random_seed(self.recipe.seed)
         self.model.set_weights(self._weights)
         for variable in self.model.optimizer.variables:
             variable.assign(keras.ops.zeros_like(variable))
+        if rate is not None:
+            self.model.optimizer.learning_rate = rate
         self._rho.assign(rho)
         self.model.fit(
-            self.data.batches(
-                "train",
-                self.recipe.batch_size,
-                repeat=True,
-                seed=self.recipe.seed,
-            ),
+            self.recipe.batches(self.data),
             steps_per_epoch=self.recipe.steps,
             verbose=0,
             callbacks=callbacks,

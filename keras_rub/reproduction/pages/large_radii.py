@@ -1,0 +1,340 @@
+"""What the paper's figures at large radii mean."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from keras_rub import tables
+from keras_rub.reproduction import paper
+from keras_rub.reproduction.pages import figures, words
+from keras_rub.reproduction.pages.attacked import TITLES
+from keras_rub.reproduction.pages.page import Page
+from keras_rub.reproduction.plans import ProtocolPlan
+from keras_rub.reproduction.rows.protocol import (
+    CEILING,
+    NOISE,
+    SCALED,
+    SEARCH,
+    TRAINED,
+)
+
+_INPUTS = {
+    "standard": "images standardised one by one",
+    "unit": "pixels in [0, 1]",
+}
+
+
+def large_radii(plan: ProtocolPlan, rows: list[dict[str, Any]]) -> Page:
+    """Ceilings, one classifier with larger logits, and the paper's search.
+
+    Args:
+        plan: `ProtocolPlan`.
+        rows: of `rows.protocol`.
+    """
+    body = []
+    for name in dict.fromkeys(row["dataset"] for row in rows):
+        some = [row for row in rows if row["dataset"] == name]
+        body += _of_set(plan, TITLES.get(name, name), some)
+    return Page(
+        name="large_radii",
+        title="What the paper's figures at large radii mean",
+        about=(
+            "At large radii the paper reports accuracies that our networks do "
+            "not reach. Three experiments say why: what no classifier can "
+            "exceed; what the paper's attack says of one and the same "
+            "classifier when its logits grow; and what the paper's search "
+            "comes to when it is run."
+        ),
+        units=[_INPUTS[name] + "." for name in plan.normalizations],
+        body=body,
+        differences=[
+            f"The search: {plan.steps} steps of {plan.batch_size}, rates "
+            f"{words.numbers(plan.rates)}, numbers "
+            f"{words.numbers(plan.numbers)}; the paper: {paper.IMAGES.steps} "
+            f"steps of {paper.IMAGES.small_batch_size} or "
+            f"{paper.IMAGES.batch_size}, rates {words.numbers(paper.RATES)}, "
+            f"numbers {words.numbers(paper.NUMBERS)}.",
+            "As in the paper the rate is constant, the radius is not ramped, "
+            "and the network of a cell has the best accuracy on held-out "
+            f"images ({plan.validation} here) under foolbox's default attacks. "
+            "As in the authors' published code, foolbox keeps pixels in [0, 1] "
+            "there and leaves standardised ones free.",
+            "The losses are ours, which do not overflow; RUB looks at one "
+            f"drawn competitor and {plan.vertices} vertices a sample, PGD "
+            f"takes {plan.attack_steps} steps in training.",
+        ],
+        rows=rows,
+        figure=figures.curves(_panels(plan, rows), "accuracy, %", 3),
+    )
+
+
+def _of_set(plan, title, rows) -> list[str]:
+    kinds: dict[str, list[dict[str, Any]]] = {}
+    for row in rows:
+        kinds.setdefault(row["kind"], []).append(row)
+    parts = [f"## {title}"]
+    if CEILING in kinds:
+        parts += _ceiling_part(plan, kinds[CEILING])
+    if SCALED in kinds:
+        parts += _scaled_part(plan, kinds[SCALED], kinds.get(NOISE, []))
+    if TRAINED in kinds:
+        parts += _trained_part(plan, kinds[TRAINED])
+    if SEARCH in kinds:
+        parts += _search_part(kinds[SEARCH])
+    return parts
+
+
+def _ceiling_part(plan, rows) -> list[str]:
+    names = plan.normalizations
+    beyond = [
+        row
+        for row in rows
+        if row["paper"] is not None
+        and row["paper"] > max(row[f"ceiling_{name}"] for name in names)
+    ]
+    cells = ", ".join(f"L{row['norm']} {row['rho']:g}" for row in beyond)
+    return [
+        "### What no classifier can exceed",
+        "Samples that an attacker can move to one and the same point get one "
+        "class there, so that of such a group only the most frequent class "
+        "can be right. Those within the radius of the centre are one group, "
+        "the others are paired with one of another class at most two radii "
+        f"away. Over the first {plan.grouped} test images, percent, beside "
+        "the best figure of any defence in the paper:",
+        tables.to_markdown(
+            ["norm, rho", "paper's best", *(_INPUTS[name] for name in names)],
+            [
+                [
+                    f"L{row['norm']}, {row['rho']:g}",
+                    words.cell(row["paper"], row in beyond),
+                    *(words.cell(row[f"ceiling_{name}"]) for name in names),
+                ]
+                for row in rows
+            ],
+        ),
+        (
+            "In bold what is beyond both ceilings: no network has these "
+            f"accuracies, whatever its training ({cells}). The figure tells "
+            "what foolbox's attack did not find."
+            if beyond
+            else "No figure is beyond both ceilings."
+        ),
+    ]
+
+
+def _scaled_part(plan, rows, noise) -> list[str]:
+    lines = []
+    for title in dict.fromkeys(row["defence"] for row in rows):
+        for factor in plan.factors:
+            some = [
+                row
+                for row in rows
+                if (row["defence"], row["factor"]) == (title, factor)
+            ]
+            name = f"{title}, logits times {factor:g}"
+            lines.append(
+                [
+                    f"{name}, paper's attack",
+                    *(words.cell(row["ours"]) for row in some),
+                    words.cell(some[0]["zero_gradient"]),
+                ]
+            )
+            lines.append(
+                [
+                    f"{name}, all our attacks",
+                    *(words.cell(row["ours_strong"]) for row in some),
+                    "",
+                ]
+            )
+        shaken = {
+            (row["norm"], row["rho"]): row["ours"]
+            for row in noise
+            if row["defence"] == title
+        }
+        lines.append(
+            [
+                f"{title}, random noise instead of an attack",
+                *(
+                    words.cell(shaken.get((row["norm"], row["rho"])))
+                    for row in some
+                ),
+                "",
+            ]
+        )
+    header = [f"L{row['norm']}, {row['rho']:g}" for row in some]
+    return [
+        "### One classifier, larger logits",
+        "A network whose logits are multiplied decides as before: its true "
+        "robustness and its certificates are the same. But the cross entropy "
+        "of a sample that is far on the right side is 0 in float32, and so is "
+        "its gradient; foolbox's attacks then stay where they begin, at the "
+        "sample or at a random point. So the accuracy they leave is the "
+        "accuracy under random noise, and falls slowly with the radius as "
+        "the paper's rows do. Attacks on the ratio of margins are not misled. "
+        f"First {plan.samples} test images, standardised, percent; last "
+        "column: right samples without any gradient.",
+        tables.to_markdown(["", *header, "no gradient"], lines),
+        "A search that takes, for each radius, the network with the best "
+        "accuracy under this attack prefers such networks to robust ones.",
+    ]
+
+
+def _trained_part(plan, rows) -> list[str]:
+    recipe = plan.trained[0]
+    return [
+        "### Trained for the radius",
+        "Where a radius leaves room for robustness, adversarial training for "
+        f"that radius finds it. Steps: {words.rounds(recipe)}, "
+        f"{recipe.attack_steps} of the attack; inputs standardised. "
+        f"{words.ramped(recipe)} A radius takes the network that was trained "
+        "for the smallest one not below it.",
+        tables.to_markdown(
+            ["norm, rho", "paper's best", "ours, paper's attack",
+             "ours, all our attacks", "clean", "network"],
+            [
+                [
+                    f"L{row['norm']}, {row['rho']:g}",
+                    words.cell(row["paper"]),
+                    words.cell(row["ours"]),
+                    words.cell(row["ours_strong"]),
+                    words.cell(row["clean"]),
+                    f"{row['defence']}, {row['number']:g}",
+                ]
+                for row in rows
+            ],
+        ),
+    ]  # fmt: skip
+
+
+def _search_part(rows) -> list[str]:
+    best: dict[tuple[str, float], dict[str, Any]] = {}
+    for row in rows:
+        key = (row["norm"], row["rho"])
+        if key not in best or row["ours"] > best[key]["ours"]:
+            best[key] = row
+    theirs: dict[tuple[str, float], float] = {}
+    for row in rows:
+        if row["paper"] is not None:
+            key = (row["norm"], row["rho"])
+            theirs[key] = max(theirs.get(key, 0.0), row["paper"])
+    return [
+        "### The search, run",
+        "The best defence of each cell; all are in the CSV.",
+        tables.to_markdown(
+            ["norm, rho", "paper", "ours, paper's attack",
+             "ours, all our attacks", "clean", "no gradient", "network"],
+            [
+                [
+                    f"L{norm}, {rho:g}",
+                    words.cell(theirs.get((norm, rho))),
+                    words.cell(row["ours"]),
+                    words.cell(row["ours_strong"]),
+                    words.cell(row["clean"]),
+                    words.cell(row["zero_gradient"]),
+                    f"{row['defence']}, {row['normalization']}, number "
+                    f"{row['number']:g}, rate {row['rate']:g}",
+                ]
+                for (norm, rho), row in best.items()
+            ],
+        ),
+    ]  # fmt: skip
+
+
+def _panels(plan, rows) -> list[dict[str, Any]]:
+    """A panel a data set and norm."""
+    found = []
+    for name in plan.datasets:
+        for norm, radii in plan.radii.items():
+            some = [
+                row
+                for row in rows
+                if (row["dataset"], row["norm"]) == (name, str(norm))
+            ]
+            found.append(
+                {
+                    "title": f"{TITLES.get(name, name)}, L{norm}",
+                    "radii": radii,
+                    "xlabel": f"L{norm} radius rho, in the network's input "
+                    "units",
+                    "lines": _lines(plan, some, radii),
+                }
+            )
+    return found
+
+
+def _lines(plan, rows, radii):
+    def line(label, kind, key, colour, style, marker, **wanted):
+        values = {
+            row["rho"]: row.get(key)
+            for row in rows
+            if row["kind"] == kind
+            and all(row.get(k) == v for k, v in wanted.items())
+        }
+        return {
+            "values": [values.get(rho) for rho in radii],
+            "label": label,
+            "color": colour,
+            "ls": style,
+            "marker": marker,
+            "ms": 5,
+            "lw": 1.6,
+        }
+
+    found = [
+        line("paper's best", CEILING, "paper", "0.3", ":", "s"),
+        *(
+            line(
+                f"no classifier above, {name}",
+                CEILING,
+                f"ceiling_{name}",
+                colour,
+                "--",
+                None,
+            )
+            for name, colour in zip(
+                plan.normalizations, ("#c0392b", "#e67e22"), strict=False
+            )
+        ),
+    ]
+    if plan.scaled:
+        title = plan.scaled[0][0]
+        found += [
+            line(
+                f"{title}, logits x {factor:g}, paper's attack",
+                SCALED,
+                "ours",
+                colour,
+                "-",
+                "o",
+                defence=title,
+                factor=factor,
+            )
+            for factor, colour in (
+                (plan.factors[0], "#85c1e9"),
+                (plan.factors[-1], "#1f6f8b"),
+            )
+        ]
+        found.append(
+            line(
+                f"{title}, logits x {plan.factors[-1]:g}, all our attacks",
+                SCALED,
+                "ours_strong",
+                "#8e44ad",
+                "-",
+                "X",
+                defence=title,
+                factor=plan.factors[-1],
+            )
+        )
+        found.append(
+            line(
+                f"{title}, random noise",
+                NOISE,
+                "ours",
+                "#16a085",
+                "-.",
+                "^",
+                defence=title,
+            )
+        )
+    return found

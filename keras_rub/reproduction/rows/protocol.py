@@ -1,0 +1,166 @@
+"""Rows of the page on large radii."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from keras_rub.reproduction import paper
+from keras_rub.reproduction.plans import ProtocolPlan
+from keras_rub.reproduction.run.images import accuracy
+from keras_rub.reproduction.run.protocol import Candidate
+from keras_rub.training import Recipe
+
+# What a row tells of.
+CEILING, SEARCH, SCALED, NOISE, TRAINED = (
+    "ceiling", "search", "scaled", "noise", "trained",
+)  # fmt: skip
+
+
+def ceilings(
+    dataset: str, plan: ProtocolPlan, found: dict[str, dict[str, list[float]]]
+) -> list[dict[str, Any]]:
+    """The paper's best figure beside what no classifier can exceed.
+
+    Args:
+        dataset: name of the data set.
+        plan: `ProtocolPlan`.
+        found: of `run.protocol.ceilings`.
+    """
+
+    def percent(part, norm, place):
+        return round(100 * part[str(norm)][place], 2)
+
+    rows = []
+    for norm, radii in plan.radii.items():
+        for place, rho in enumerate(radii):
+            rows.append(
+                {
+                    "dataset": dataset,
+                    "kind": CEILING,
+                    "norm": str(norm),
+                    "rho": rho,
+                    "paper": _best(dataset, norm, rho),
+                    **{
+                        f"ceiling_{name}": round(
+                            100 * part[str(norm)][place], 2
+                        )
+                        for name, part in found.items()
+                    },
+                }
+            )
+    return rows
+
+
+def search(
+    dataset: str,
+    cells: dict[tuple[Any, str, float], Candidate],
+    results: dict[Candidate, dict[str, Any]],
+) -> list[dict[str, Any]]:
+    """What the paper's search comes to, one row a norm, radius and defence.
+
+    Args:
+        dataset: name of the data set.
+        cells: of `choose.searched_cells`.
+        results: of `run.protocol.judge`.
+    """
+    return [
+        {
+            "dataset": dataset,
+            "kind": SEARCH,
+            "norm": str(norm),
+            "rho": rho,
+            "paper": paper.table(dataset, paper.ATTACKED, norm)
+            .get(title, {})
+            .get(rho),
+            **_judged(results[candidate], norm, rho),
+            "defence": title,
+            "normalization": candidate.normalization,
+            "number": candidate.number,
+            "rate": candidate.rate,
+        }
+        for (norm, title, rho), candidate in cells.items()
+        if candidate in results
+    ]
+
+
+def scaled(
+    dataset: str,
+    plan: ProtocolPlan,
+    found: dict[tuple[str, float], dict[str, Any]],
+) -> list[dict[str, Any]]:
+    """One classifier with its logits multiplied, and under noise.
+
+    Args:
+        dataset: name of the data set.
+        plan: `ProtocolPlan`.
+        found: of `run.protocol.scale`.
+    """
+    rows = []
+    for (title, factor), result in found.items():
+        for norm, radii in plan.radii.items():
+            for place, rho in enumerate(radii):
+                here = {
+                    "dataset": dataset,
+                    "norm": str(norm),
+                    "rho": rho,
+                    "defence": title,
+                }
+                rows.append(
+                    {
+                        **here,
+                        "kind": SCALED,
+                        "factor": factor,
+                        **_judged(result, norm, rho),
+                    }
+                )
+                noise = result["noise"].get(str(norm))
+                if noise is not None and factor == plan.factors[0]:
+                    rows.append(
+                        {
+                            **here,
+                            "kind": NOISE,
+                            "ours": round(100 * noise[place], 2),
+                        }
+                    )
+    return rows
+
+
+def trained(
+    dataset: str, found: dict[Recipe, dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """Networks that were trained for these radii.
+
+    Args:
+        dataset: name of the data set.
+        found: of `run.protocol.trained`.
+    """
+    return [
+        {
+            "dataset": dataset,
+            "kind": TRAINED,
+            "norm": row["norm"],
+            "rho": row["rho"],
+            "paper": _best(dataset, row["norm"], row["rho"]),
+            **_judged(result, row["norm"], row["rho"]),
+            "defence": f"{recipe.defense.upper()}-L{recipe.norm}",
+            "number": recipe.rho,
+        }
+        for recipe, result in found.items()
+        for row in result["rows"]
+    ]
+
+
+def _best(dataset, norm, rho) -> float | None:
+    """The paper's best figure of any defence."""
+    theirs = paper.table(dataset, paper.ATTACKED, norm)
+    best = [line[rho] for line in theirs.values() if rho in line]
+    return max(best, default=None)
+
+
+def _judged(result, norm, rho) -> dict[str, Any]:
+    return {
+        "clean": accuracy(result, norm, 0.0, "clean"),
+        "ours": accuracy(result, norm, rho, "paper"),
+        "ours_strong": accuracy(result, norm, rho, "worst"),
+        "zero_gradient": round(100 * result["zero_gradient"], 2),
+    }
