@@ -55,18 +55,39 @@ def run(
     for (name, _), part in found.items():
         done.setdefault(name, []).append(part)
     return {
-        name: [network for part in parts for network in part["networks"]]
+        name: [network for part in parts for network in _networks(part)]
         for name, parts in done.items()
         if len(parts) == len(plan.rates)
     }
+
+
+def _networks(result):
+    """The networks of one job, with accuracies in place of counts."""
+
+    def shares(counts, samples):
+        return {
+            key: (np.asarray(count) / samples).tolist()
+            for key, count in counts.items()
+        }
+
+    return [
+        {
+            **network,
+            **{
+                part: shares(network[part], result[f"{part}_samples"])
+                for part in ("validation", "test")
+            },
+        }
+        for network in result["networks"]
+    ]
 
 
 def run_set(data: Dataset, rate: float, plan: TablePlan) -> dict[str, Any]:
     """Trains and attacks all defences on one data set.
 
     Returns:
-        A dict with one entry a network: the accuracies on validation and
-        test samples, without and with attacks.
+        A dict with one entry a network: how many validation and test samples
+        it classifies right, without and with attacks.
     """
     prober = _Prober(data, plan)
     networks = []
@@ -127,7 +148,7 @@ class _Prober:
         ).build(data)
 
     def attack(self, base) -> dict[str, Any]:
-        """Accuracies of a network, by part, attack and norm."""
+        """Right samples of a network, by part, attack and norm."""
         self._network.set_weights(base.get_weights())
         found: dict[str, dict[str, Any]] = {"validation": {}, "test": {}}
         for kind in self._plan.attacks:
@@ -139,11 +160,11 @@ class _Prober:
                 ]
                 points = attack.sweep(self.x, self.y, radii)
                 right = np.stack([attack.predict(p) == self.y for p in points])
-                for part, shares in self._shares(right).items():
-                    found[part][f"{kind}-{norm}"] = shares.round(5).tolist()
+                for part, counts in self._counts(right).items():
+                    found[part][f"{kind}-{norm}"] = counts.tolist()
         right = attack.predict(self.x) == self.y
-        for part, share in self._shares(right).items():
-            found[part]["clean"] = float(share)
+        for part, count in self._counts(right).items():
+            found[part]["clean"] = int(count)
         return found
 
     def _attack(self, kind, norm):
@@ -152,10 +173,10 @@ class _Prober:
             options["steps"] = self._plan.attack_steps
         return attacks.make(kind, self._network, norm, **options)
 
-    def _shares(self, right):
-        """Means over the samples of each part, the last axis of `right`."""
+    def _counts(self, right):
+        """Sums over the samples of each part, the last axis of `right`."""
         parts = {
             "validation": right[..., : self.split],
             "test": right[..., self.split :],
         }
-        return {name: part.mean(axis=-1) for name, part in parts.items()}
+        return {name: part.sum(axis=-1) for name, part in parts.items()}
