@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import logging
 import time
 from typing import Any
 
@@ -12,14 +13,14 @@ from keras_rub.reproduction.jobs import Job, LostError
 _ONE_THREAD = {"TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "1"}
 
 _LOOK = 5.0  # seconds between two looks at who has joined
-_PATIENCE = 60.0  # seconds to wait for a first worker
+_PATIENCE = 120.0  # seconds to go on without any worker
 
 
 class Cluster:
     """Does jobs on the workers of a Dask scheduler.
 
     Nothing is started before the first job. The job of a worker that dies is
-    done again by another one; which it kills several times is given up.
+    done again by another one, but not for ever.
 
     Args:
         processes: how many workers to start on this machine, or
@@ -35,6 +36,7 @@ class Cluster:
                 f"`processes={processes}`, `scheduler={scheduler!r}`"
             )
         try:
+            import dask
             import distributed
         except ImportError as error:
             raise ValueError(
@@ -42,10 +44,12 @@ class Cluster:
                 "pip install 'keras-rub[cluster]'. Without it: --processes=1."
             ) from error
         self._dask = distributed
+        self._dask_config = dask.config
         self._processes = processes
         self._scheduler = scheduler
         self._own: Any = None
         self._client: Any = None
+        self._seen = 0.0  # when there was a worker last
 
     def outcomes(self, jobs):
         """See `Engine`."""
@@ -84,27 +88,33 @@ class Cluster:
 
     def _start(self):
         if self._scheduler is None:
+            # A worker that died is given up if it isn't back by then; one that
+            # imports TensorFlow on a busy machine takes longer than the usual
+            # 15 s.
+            self._dask_config.set(
+                {"distributed.deploy.lost-worker-timeout": _PATIENCE}
+            )
             self._own = self._dask.LocalCluster(
                 n_workers=self._processes,
                 threads_per_worker=1,
                 memory_limit=None,  # Dask would end workers by a guess
                 dashboard_address=None,
+                silence_logs=logging.ERROR,
                 env=_ONE_THREAD,
             )
-        self._client = self._dask.Client(
-            self._own or self._scheduler, set_as_default=False
-        )
-        try:
-            self._client.wait_for_workers(1, timeout=_PATIENCE)
-        except TimeoutError as error:
-            raise TimeoutError(
-                f"The scheduler {self._scheduler} had no worker for "
-                f"{_PATIENCE:.0f} s."
-            ) from error
+        self._client = self._dask.Client(self._own or self._scheduler)
+        self._seen = time.monotonic()
 
     def _workers(self) -> int:
         """How many there are now, each with one thread."""
         threads = self._client.nthreads()
+        if threads:
+            self._seen = time.monotonic()
+        elif time.monotonic() - self._seen > _PATIENCE:
+            raise TimeoutError(
+                f"The scheduler {self._client.scheduler.address} had no worker "
+                f"for {_PATIENCE:.0f} s."
+            )
         if any(count != 1 for count in threads.values()):
             # Keras keeps its seed and its graphs by process.
             raise ValueError(
@@ -114,7 +124,8 @@ class Cluster:
         return len(threads)
 
     def _finished(self, running):
-        """Those of a short time that end, which are taken out of `running`."""
+        """Those that end within a short time; `running` loses them."""
+        self._workers()
         try:
             done = self._dask.wait(
                 list(running), timeout=_LOOK, return_when="FIRST_COMPLETED"

@@ -37,7 +37,8 @@ class _Every(keras.callbacks.Callback):
 
 def _cross_entropy(logits, labels) -> float:
     values = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
-    return float(tf.reduce_mean(values))
+    # With the digits of float32 and no more: results are kept as text.
+    return float(f"{float(tf.reduce_mean(values)):.8g}")
 
 
 def attacked_loss(base, x, y, rho: float, norm: int | str) -> float:

@@ -10,6 +10,7 @@ import numpy as np
 
 from keras_rub import attacks, paper_radius
 from keras_rub.datasets import Dataset
+from keras_rub.reproduction.compact import to_columns, to_rows
 from keras_rub.reproduction.context import Context
 from keras_rub.reproduction.jobs import Job
 from keras_rub.reproduction.plans import TABLE_DEFENCES, TablePlan
@@ -63,31 +64,24 @@ def run(
 
 def _networks(result):
     """The networks of one job, with accuracies in place of counts."""
-
-    def shares(counts, samples):
-        return {
-            key: (np.asarray(count) / samples).tolist()
-            for key, count in counts.items()
-        }
-
-    return [
-        {
-            **network,
-            **{
-                part: shares(network[part], result[f"{part}_samples"])
-                for part in ("validation", "test")
-            },
-        }
-        for network in result["networks"]
-    ]
+    columns = dict(result["networks"])
+    for part in ("validation", "test"):
+        samples = result[f"{part}_samples"]
+        columns[part] = to_rows(
+            {
+                key: (np.asarray(counts) / samples).tolist()
+                for key, counts in columns[part].items()
+            }
+        )
+    return to_rows(columns)
 
 
 def run_set(data: Dataset, rate: float, plan: TablePlan) -> dict[str, Any]:
     """Trains and attacks all defences on one data set.
 
     Returns:
-        A dict with one entry a network: how many validation and test samples
-        it classifies right, without and with attacks.
+        The networks in columns: how many validation and test samples each
+        classifies right, without and with attacks.
     """
     prober = _Prober(data, plan)
     networks = []
@@ -107,7 +101,11 @@ def run_set(data: Dataset, rate: float, plan: TablePlan) -> dict[str, Any]:
         "classes": data.num_classes,
         "validation_samples": prober.split,
         "test_samples": len(prober.y) - prober.split,
-        "networks": networks,
+        "networks": {
+            **to_columns(networks),
+            "validation": to_columns([n["validation"] for n in networks]),
+            "test": to_columns([n["test"] for n in networks]),
+        },
     }
 
 
