@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import pathlib
+import random
 import signal
 import subprocess
 import sys
@@ -276,6 +277,26 @@ def test_a_cluster_that_loses_a_worker(loopback, tmp_path, capsys):
     assert killed != taken and found[4]["pid"] == int(taken)
     assert {pid for _, pid in started} == {killed, taken}
     assert not any(result["tensorflow"] for result in found)
+
+
+@pytest.mark.medium
+def test_a_worker_draws_no_random_numbers_of_ours(loopback, tmp_path):
+    """The same seed gives the same network there as here."""
+
+    def work():
+        random.seed(0)
+        state = random.getstate()
+        time.sleep(2.5)  # a few heartbeats of the worker
+        return {"same": random.getstate() == state}
+
+    job = Job("seed", {}, work)
+    store = Store(tmp_path / "jobs")
+    engine = Cluster(scheduler=loopback)
+    try:
+        run([job], store, engine=engine)
+    finally:
+        engine.close()
+    assert store.read(job) == {"same": True}
 
 
 class Flaky:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import concurrent.futures
 import logging
+import random
+import sys
 import time
 from typing import Any
 
@@ -80,6 +82,14 @@ class Cluster:
         # Defined here it is sent as it is: a worker imports what the work
         # needs, and no more.
         def timed():
+            # Keras takes its seeds from Python's generator, of which Dask's
+            # threads draw meanwhile, to guess sizes: they get their own.
+            for name, module in list(sys.modules.items()):
+                if (
+                    name.split(".")[0] in ("dask", "distributed", "tornado")
+                    and getattr(module, "random", None) is random
+                ):
+                    vars(module)["random"] = random.Random()
             start = time.monotonic()
             result = work()
             return result, time.monotonic() - start
