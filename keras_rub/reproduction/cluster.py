@@ -97,6 +97,8 @@ class Cluster:
         return self._client.submit(timed, pure=False)
 
     def _start(self):
+        # absl shows what it would keep to itself; `run` tells what matters.
+        logging.getLogger("distributed").setLevel(logging.ERROR)
         if self._scheduler is None:
             # A worker that died is given up if it isn't back by then; one that
             # imports TensorFlow on a busy machine takes longer than the usual
