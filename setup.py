@@ -63,8 +63,15 @@ PANDAS = [
     "pandas>=2.2,<4",
 ]
 
+# `keras-rub reproduce` in several processes or on many machines. Releases are
+# named after dates; no older one has been tried.
+CLUSTER = [
+    "distributed>=2026.8,<2027",
+]
+
 TEST = [
     *PANDAS,
+    *CLUSTER,
     *SERVING,
     *DOCS,
     "build>=1.2",
@@ -98,6 +105,7 @@ setuptools.setup(
     install_requires=REQUIRED,
     extras_require={
         "pandas": PANDAS,
+        "cluster": CLUSTER,
         "serving": SERVING,
         "docs": DOCS,
         "test": TEST,

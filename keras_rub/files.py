@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import json
 import os
@@ -38,6 +39,32 @@ def replacing(path: str | os.PathLike) -> Iterator[pathlib.Path]:
         partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def locked(path: str | os.PathLike, wait: bool = True) -> Iterator[bool]:
+    """A lock that one process holds at a time, on this machine or another.
+
+    It ends with the process, however that ends. Across machines the file
+    system of a shared folder has to know such locks, as NFS 4 does.
+
+    Args:
+        path: an empty file that stands for the lock; it is made, with missing
+            folders, and stays.
+        wait: whether to wait for the lock. Defaults to `True`.
+
+    Yields:
+        Whether the lock is held; without `wait` it may be another's.
+    """
+    path = pathlib.Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except BlockingIOError:
+            yield False
+            return
+        yield True
 
 
 def write_atomically(path: str | os.PathLike, text: str) -> None:

@@ -216,7 +216,8 @@ def test_import_does_without_what_is_used_seldom():
     code = (
         "import sys, keras, tensorflow\n"
         "for name in ('foolbox', 'sklearn', 'matplotlib', 'requests',\n"
-        "             'tensorflow_datasets', 'keras_tuner', 'yaml'):\n"
+        "             'tensorflow_datasets', 'keras_tuner', 'yaml',\n"
+        "             'distributed'):\n"
         "    sys.modules[name] = None\n"
         "import keras_rub\n"
         "print(keras_rub.RUBModel.__name__)\n"

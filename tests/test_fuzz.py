@@ -85,6 +85,17 @@ def read_job(path):
     return Store(path.parent).read(job)
 
 
+def write_archive(path):
+    job = Job("job", SETTINGS, lambda: {})
+    store = Store(path.parent / "jobs", path)
+    store.write(job, {"accuracy": 0.5}, 1.0)
+    store.archive([job])
+
+
+def read_archive(path):
+    return Store(path.parent / "none", path).read(Job("job", SETTINGS, None))
+
+
 def config_of(path):
     from keras_rub.serving.development.server import DevelopmentServer
 
@@ -119,6 +130,7 @@ KINDS = {
         ),
         read_job,
     ),
+    "jobs.jsonl": (write_archive, read_archive),
     "metadata": (write_metadata, serving.read_metadata),
     "results.csv": (write_results, lambda path: Results(path).read()),
     "report.json": (

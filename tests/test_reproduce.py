@@ -2,17 +2,17 @@
 
 import ast
 import dataclasses
-import os
 import pathlib
 import re
-import signal
+import shutil
 import subprocess
 import sys
+import threading
 
 import numpy as np
 import pytest
 
-from keras_rub import tables
+from keras_rub import tables, training
 from keras_rub.reproduction import budgets, choose, pages, paper, rows
 from keras_rub.reproduction.context import Context
 from keras_rub.reproduction.experiments import EXPERIMENTS
@@ -20,6 +20,7 @@ from keras_rub.reproduction.jobs import Job, NotNowError, Store
 from keras_rub.reproduction.jobs import run as run_jobs
 from keras_rub.reproduction.pages import words
 from keras_rub.reproduction.rows.summary import read_rows
+from keras_rub.reproduction.run import images as run_images
 from keras_rub.reproduction.run import networks
 from keras_rub.reproduction.run import tables as run_tables
 from keras_rub.reproduction.run.protocol import candidates, ceiling
@@ -46,15 +47,24 @@ def smoke_context(folder, **options):
 def keep_leak(context):
     """A result that is there: the iris networks with the label."""
     plan = budgets.TABLES["smoke"]
-    accuracies = {"clean": 1.0, "pgd-inf": [0.5]}
-    found = [
-        {"defence": name, "test": accuracies, "validation": accuracies}
-        for name in plan.defences
-    ]
+    count = len(plan.defences)
+    right = {"clean": [20] * count, "pgd-inf": [[10]] * count}
+    found = {"defence": plan.defences, "test": right, "validation": right}
+    samples = {"test_samples": 20, "validation_samples": 20}
     (rate,) = plan.rates
     settings = plan.settings("iris", rate, leak=True)
     job = Job(f"uci-iris-leak-{rate:g}", settings, None)
-    context.store.write(job, {"networks": found}, 1.0)
+    context.store.write(job, {"networks": found, **samples}, 1.0)
+
+
+def forget(folder, name):
+    """Takes a result out of its own file and of the archive."""
+    (folder / "jobs" / f"{name}.json").unlink()
+    archive = folder / "pages" / "jobs" / "smoke.jsonl"
+    lines = archive.read_text().splitlines(keepends=True)
+    left = [line for line in lines if not line.startswith(f'{{"name":"{name}"')]
+    assert len(left) == len(lines) - 1
+    archive.write_text("".join(left))
 
 
 def reproduce(capsys, folder, what, **flags):
@@ -122,6 +132,7 @@ def test_what_the_pages_were_made_of(folder):
     """The smallest budget has every kind of job."""
     names = " ".join(path.stem for path in (folder / "jobs").iterdir())
     for kind in (
+        "inputs",
         "train",
         "attack-validation",
         "attack-test",
@@ -152,12 +163,86 @@ def test_only_what_is_missing_is_repeated(folder, capsys):
     page = folder / "pages" / "tab_bounds_mnist.md"
     before = page.read_text()
     lost = "certify-rub-digits-standard-mlp1-rub-L1-0.28-at-0.06"
-    (folder / "jobs" / f"{lost}.json").unlink()
+    archive = folder / "pages" / "jobs" / "smoke.jsonl"
+    lines = archive.read_text().splitlines()
+    forget(folder, lost)
     page.unlink()
     again = reproduce(capsys, folder, ["tab_bounds_mnist"])
     repeated = [line for line in again.splitlines() if " s, about" in line]
     assert len(repeated) == 1 and lost in repeated[0]
     assert page.read_text() == before
+    # The archive has gained its line, at the same place.
+    again = archive.read_text().splitlines()
+    assert len(again) == len(lines)
+    changed = [a for a, b in zip(again, lines, strict=True) if a != b]
+    assert all(lost in line for line in changed)
+    assert any(lost in line for line in again)
+
+
+@pytest.mark.medium  # it reads what all pages were made of
+@pytest.mark.parametrize("minutes", (None, 0.0))
+def test_pages_of_the_archive_alone(
+    folder, tmp_path, capsys, monkeypatch, minutes
+):
+    """On a machine that has the committed files and nothing else."""
+
+    def forbidden(*args, **kwargs):
+        raise AssertionError("there is no data, and nothing to train")
+
+    monkeypatch.setattr(training, "train_in_folder", forbidden)
+    monkeypatch.setattr(Context, "_load", forbidden)
+    pages_folder = folder / "pages"
+    archive = pathlib.Path("jobs", "smoke.jsonl")
+    (tmp_path / "pages" / "jobs").mkdir(parents=True)
+    shutil.copy(pages_folder / archive, tmp_path / "pages" / archive)
+    flags = {} if minutes is None else {"minutes": minutes}
+    printed = reproduce(capsys, tmp_path, ["all"], **flags)
+    assert printed.count("written to") == len(NAMES)
+    for name in NAMES:
+        for ending in ("md", "csv", "png"):
+            file = f"{name}.{ending}"
+            made = (tmp_path / "pages" / file).read_bytes()
+            assert made == (pages_folder / file).read_bytes(), file
+    made = (tmp_path / "pages" / archive).read_bytes()
+    assert made == (pages_folder / archive).read_bytes()
+    assert not list((tmp_path / "jobs").glob("*.json"))
+
+
+def test_a_damaged_archive(tmp_path, capsys):
+    path = tmp_path / "pages" / "jobs" / "smoke.jsonl"
+    path.parent.mkdir(parents=True)
+    path.write_text("<<<<<<< ours\n")
+    error = refused(
+        capsys,
+        "reproduce",
+        what="fig_loss",
+        out=str(tmp_path),
+        results=str(tmp_path / "pages"),
+    )
+    assert f"{path}, line 1, holds no result of a job." in error
+
+
+def test_engines_of_the_command(tmp_path, capsys, monkeypatch):
+    flags = {"what": "fig_loss", "out": str(tmp_path)}
+    error = refused(
+        capsys, "reproduce", scheduler="tcp://a:1", processes=2, **flags
+    )
+    assert "leave out --processes" in error and "Received" in error
+    monkeypatch.setitem(sys.modules, "distributed", None)
+    error = refused(capsys, "reproduce", processes=2, **flags)
+    assert "keras-rub[cluster]" in error and "--processes=1" in error
+
+
+@pytest.mark.slow
+def test_a_page_by_two_processes(tmp_path, capsys):
+    """Every kind of job on images can be sent, and the page is the same."""
+    one, two = tmp_path / "one", tmp_path / "two"
+    reproduce(capsys, one, ["tab_bounds_mnist", "tab_mnist"])
+    reproduce(capsys, two, ["tab_bounds_mnist", "tab_mnist"], processes=2)
+    for name in ("tab_bounds_mnist.csv", "tab_mnist.csv"):
+        assert read_rows(two / "pages" / name) == read_rows(
+            one / "pages" / name
+        )
 
 
 def test_other_settings_make_a_result_worthless(tmp_path, capsys):
@@ -188,8 +273,7 @@ def test_what_another_process_did_is_not_repeated(tmp_path, capsys):
 
 @pytest.mark.medium  # it reads what all pages were made of
 def test_limits(folder, capsys):
-    lost = folder / "jobs" / "above-iris.json"
-    lost.unlink()
+    forget(folder, "above-iris")
     printed = reproduce(capsys, folder, ["tab_upper_bound"], minutes=0.0)
     assert "time is up: 1 jobs left" in printed
     assert "nothing is finished yet" in printed
@@ -213,21 +297,25 @@ def test_one_training_at_a_time_in_a_folder(folder):
         )
         if network.title == "Nominal"  # the fastest
     )
-    network.folder(context).mkdir(parents=True)
-    with pytest.raises(NotNowError, match="seems to be trained"):
-        network.train(context)
-    marker = context.out / "models" / f"{network.name}.pid"
-    marker.write_text(f"{os.getppid()}\n")
+    lock = context.out / "models" / f"{network.name}.lock"
+    lock.parent.mkdir(parents=True)
+    hold = "import fcntl, sys; file = open(sys.argv[1], 'a');"
+    hold += "fcntl.flock(file, fcntl.LOCK_EX); print('held', flush=True);"
+    process = subprocess.Popen(
+        [sys.executable, "-c", hold + "input()", lock],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    assert process.stdout.readline() == b"held\n"
     with pytest.raises(NotNowError, match="being trained by another"):
         network.train(context)
-    # Our own training that was killed goes on.
-    process = subprocess.Popen([sys.executable, "-c", "input()"])
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    marker.write_text(f"{process.pid}\n")
-    network.train(context)
-    assert (network.folder(context) / "model.keras").exists()
-    assert not marker.exists()
+    assert not network.folder(context).exists()
+    # A training that was killed is taken up at once, and who needs the
+    # network waits for that.
+    threading.Timer(0.5, process.kill).start()
+    network.load(context)
+    process.communicate()
+    assert network.is_trained(context)
     # It stays as it is, and other settings do not take it for theirs.
     network.train(context)
     other = dataclasses.replace(
@@ -245,10 +333,21 @@ def test_the_label_among_the_features(tmp_path, monkeypatch):
     def run_set(data, rate, plan):
         del rate, plan
         seen.append(data)
-        return {"networks": ["one"]}
+        part = {"clean": [3]}
+        columns = {"defence": ["RUB"], "validation": part, "test": part}
+        samples = {"validation_samples": 4, "test_samples": 6}
+        return {"networks": columns, **samples}
 
     monkeypatch.setattr(run_tables, "run_set", run_set)
-    assert run_tables.run(context, plan, leak=True) == {"iris": ["one"]}
+    assert run_tables.run(context, plan, leak=True) == {
+        "iris": [
+            {
+                "defence": "RUB",
+                "validation": {"clean": 0.75},
+                "test": {"clean": 0.5},
+            }
+        ]
+    }
     data = context.load("iris")
     (leaked,) = seen
     assert leaked.input_shape == (data.input_shape[0] + 1,)
@@ -328,12 +427,15 @@ def test_radii_that_erase_the_image(folder):
     wanted = networks.attacked_networks(budgets.IMAGES["smoke"], "cifar10")
     # A standardised image of 64 pixels is at 8 from the origin.
     radii = {1: [1.0], 2: [7.9, 8.0, 9.0], "inf": [0.1, 50.0]}
-    found = rows.images.erasure(context, wanted, radii)
+    inputs = run_images.inputs(context, wanted)
+    found = rows.images.erasure(inputs.values(), radii)
     assert found.radii == {2: 8.0, "inf": 50.0}
     labels = context.load("digits", "standard").test[1]
     assert found.most == np.bincount(labels).max() / len(labels)
     radii = {1: [1.0], 2: [7.9], "inf": [0.1]}
-    assert rows.images.erasure(context, wanted, radii).radii == {}
+    assert rows.images.erasure(inputs.values(), radii).radii == {}
+    (units,) = rows.images.units(inputs, wanted)
+    assert units.startswith("digits, standard: images standardised one by one")
 
 
 @pytest.mark.parametrize("norm", [1, 2, "inf"])

@@ -10,14 +10,18 @@ makes every page, `--budget smoke` in a minute or two on embedded data.
 
 from __future__ import annotations
 
+import contextlib
+import os
 import pathlib
 import warnings
 from collections.abc import Sequence
 
 from keras_rub.cli import command
 from keras_rub.reproduction.budgets import BUDGETS
+from keras_rub.reproduction.cluster import Cluster
 from keras_rub.reproduction.context import Context
 from keras_rub.reproduction.experiments import EXPERIMENTS, make
+from keras_rub.reproduction.jobs import Engine, Here
 
 FLAGS = command.Flags()
 
@@ -58,9 +62,37 @@ _MINUTES = FLAGS.number(
 _TRAIN = FLAGS.switch(
     "train", True, "Train the image networks that are missing."
 )
+_PROCESSES = FLAGS.whole(
+    "processes",
+    None,
+    "How many processes do jobs, each with one thread; 1 for this one alone. "
+    "By default one a core, with smoke 1.",
+    lowest=1,
+)
+_SCHEDULER = FLAGS.string(
+    "scheduler",
+    None,
+    "Address of a Dask scheduler whose workers do the jobs instead, such as "
+    "tcp://host:8786.",
+)
 
 
-def make_context() -> Context:
+def make_engine() -> Engine:
+    """What does the jobs, as the flags say."""
+    processes = _PROCESSES.value
+    if _SCHEDULER.value is not None:
+        if processes is not None:
+            raise ValueError(
+                "--scheduler brings its own workers: leave out --processes. "
+                f"Received: --processes={processes}"
+            )
+        return Cluster(scheduler=_SCHEDULER.value)
+    if processes is None:
+        processes = 1 if _BUDGET.value == "smoke" else os.cpu_count() or 1
+    return Here() if processes == 1 else Cluster(processes=processes)
+
+
+def make_context(engine: Engine) -> Context:
     """Folders and budget as the flags say."""
     budget = _BUDGET.value
     out = _OUT.value
@@ -77,6 +109,7 @@ def make_context() -> Context:
         results=pathlib.Path(results),
         minutes=_MINUTES.value,
         train=_TRAIN.value,
+        engine=engine,
     )
 
 
@@ -91,9 +124,10 @@ def run() -> None:
         )
     # Keras warns of a shuffled tf.data.Dataset whenever one is trained on.
     warnings.filterwarnings("ignore", message=".*shuffle=True.*")
-    context = make_context()
-    for name in names:
-        make(name, context)
+    with contextlib.closing(make_engine()) as engine:
+        context = make_context(engine)
+        for name in names:
+            make(name, context)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

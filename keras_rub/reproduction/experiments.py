@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from keras_rub.reproduction import (
     budgets,
@@ -37,6 +36,7 @@ def make(name: str, context: Context) -> None:
         print(f"{name}: nothing is finished yet", flush=True)
     else:
         page.write(context)
+        context.archive()
 
 
 def _fig_loss(context: Context) -> Page | None:
@@ -93,6 +93,7 @@ def _attacked(name: str, dataset: str, cnn: bool = False) -> Experiment:
         radii = rows.images.attacked_radii(plan, dataset, cnn)
         attack = plan.attack_of(cnn).attack
         wanted = attacked_networks(plan, dataset, cnn)
+        inputs = run.images.inputs(context, wanted)
         ready = train(context, wanted)
         seen = run.images.attack(
             context,
@@ -104,7 +105,7 @@ def _attacked(name: str, dataset: str, cnn: bool = False) -> Experiment:
         results = run.images.attack(context, plan, choose.places(cells), "test")
         theirs = rows.images.paper_tables(dataset, cnn)
         found = rows.images.attacked(cells, results, theirs, attack)
-        if not found:
+        if not found or not inputs:
             return None
         return pages.attacked.tab_attacked(
             name,
@@ -112,8 +113,9 @@ def _attacked(name: str, dataset: str, cnn: bool = False) -> Experiment:
             cnn,
             plan,
             found,
-            **_state(context, wanted, ready, wanted),
-            erasure=rows.images.erasure(context, wanted, radii),
+            ready=f"{len(ready)} of {len(wanted)}",
+            units=rows.images.units(inputs, wanted),
+            erasure=rows.images.erasure(inputs.values(), radii),
         )
 
     return experiment
@@ -126,17 +128,18 @@ def _certified(name: str, dataset: str) -> Experiment:
         plan = budgets.IMAGES[context.budget]
         theirs = paper.table(dataset, paper.CERTIFIED, 1)
         wanted = rub_networks(plan, dataset)
+        inputs = run.images.inputs(context, wanted)
         ready = train(context, wanted)
-        found = []
-        for group in choose.by_inputs(ready).values():
-            for rho in rows.images.certified_radii(plan, dataset):
-                network = choose.network_for(group, rho)
-                proofs = run.images.certify(context, plan, network, rho)
-                if proofs is not None:
-                    found.append(
-                        rows.images.certified(network, rho, proofs, theirs)
-                    )
-        if not found:
+        cases = [
+            (choose.network_for(group, rho), rho)
+            for group in choose.by_inputs(ready).values()
+            for rho in rows.images.certified_radii(plan, dataset)
+        ]
+        found = [
+            rows.images.certified(*case, proofs, theirs)
+            for case, proofs in run.images.certify(context, plan, cases).items()
+        ]
+        if not found or not inputs:
             return None
         return pages.certified.tab_bounds(
             name,
@@ -144,7 +147,8 @@ def _certified(name: str, dataset: str) -> Experiment:
             plan,
             found,
             theirs,
-            **_state(context, wanted, ready, ready),
+            ready=f"{len(ready)} of {len(wanted)}",
+            units=rows.images.units(inputs, ready),
             laptop=context.budget == "laptop",
         )
 
@@ -174,14 +178,6 @@ def _large_radii(context: Context) -> Page | None:
         )
         found += rows.protocol.search(name, cells, judged)
     return pages.large_radii.large_radii(plan, found) if found else None
-
-
-def _state(context, wanted, ready, used) -> dict[str, Any]:
-    """Arguments of a page on images: how far it is, and its units."""
-    return {
-        "ready": f"{len(ready)} of {len(wanted)}",
-        "units": rows.images.units(context, used),
-    }
 
 
 def _summary(context: Context) -> Page | None:

@@ -1,8 +1,7 @@
 """What a budget decides: networks, training and samples of each experiment.
 
-Jobs keep their plan among their settings: a new field of `TablePlan`,
-`CurvePlan`, `BoundPlan` or `SpeedPlan` makes the results that are kept
-worthless.
+Jobs keep their plan among their settings. A new field needs a default that
+means what was done without it; `records.same` says why.
 """
 
 from __future__ import annotations
@@ -96,12 +95,8 @@ class TablePlan:
 
     def settings(self, name: str, rate: float, leak: bool) -> dict[str, Any]:
         """All that decides the result of one job."""
-        found = dataclasses.asdict(self)
-        for key in ("sets", "leak_sets", "rates"):
-            del found[key]
-        if self.defences == tuple(TABLE_DEFENCES):
-            del found["defences"]
-        return {"set": name, "rate": rate, "leak": leak, **found}
+        decides = dataclasses.replace(self, sets=(), leak_sets=(), rates=())
+        return {"set": name, "rate": rate, "leak": leak, "plan": decides}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,11 +6,8 @@ import dataclasses
 from collections.abc import Iterable
 from typing import Any
 
-import numpy as np
-
 from keras_rub.reproduction import paper
 from keras_rub.reproduction.choose import Cells
-from keras_rub.reproduction.context import Context
 from keras_rub.reproduction.plans import ImagePlan
 from keras_rub.reproduction.run.images import Proofs, accuracy
 from keras_rub.reproduction.run.networks import Network
@@ -140,31 +137,35 @@ class Erasure:
 
 
 def erasure(
-    context: Context,
-    networks: Iterable[Network],
-    radii: dict[Any, list[float]],
+    inputs: Iterable[dict[str, Any]], radii: dict[Any, list[float]]
 ) -> Erasure:
-    """The radii at which no network can do better than a constant."""
-    tests = [context.load(*names).test for names in _inputs(networks)]
-    images = [x.reshape(len(x), -1) for x, _ in tests]
+    """The radii at which no network can do better than a constant.
+
+    Args:
+        inputs: what is known of each kind, as of `run.images.inputs`.
+        radii: from the norm to the radii of the table.
+    """
+    inputs = list(inputs)
     found = {}
     for norm, values in radii.items():
-        order = np.inf if norm == "inf" else norm
-        reach = max(np.linalg.norm(x, order, axis=1).max() for x in images)
+        reach = max(facts["reach"][str(norm)] for facts in inputs)
         beyond = [rho for rho in values if rho >= 0.9999 * reach]
         if beyond:
             found[norm] = min(beyond)
-    labels = tests[0][1]
-    return Erasure(found, np.bincount(labels).max() / len(labels))
+    return Erasure(found, inputs[0]["most"])
 
 
-def units(context: Context, networks: Iterable[Network]) -> list[str]:
-    """What a radius is, for each kind of inputs."""
+def units(
+    inputs: dict[tuple[str, str], dict[str, Any]], networks: Iterable[Network]
+) -> list[str]:
+    """What a radius is, for each kind of inputs that networks take.
+
+    Args:
+        inputs: as of `run.images.inputs`.
+        networks: the networks.
+    """
+    kinds = dict.fromkeys((n.dataset, n.normalization) for n in networks)
     return [
-        f"{name}, {normalization}: {context.load(name, normalization).units}."
-        for name, normalization in _inputs(networks)
+        f"{name}, {normalization}: {inputs[name, normalization]['units']}."
+        for name, normalization in kinds
     ]
-
-
-def _inputs(networks) -> list[tuple[str, str]]:
-    return list(dict.fromkeys((n.dataset, n.normalization) for n in networks))

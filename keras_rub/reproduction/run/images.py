@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 from typing import Any
 
 import keras
@@ -10,10 +11,49 @@ import numpy as np
 
 import keras_rub
 from keras_rub import PerturbationSet
+from keras_rub.reproduction.compact import pack, to_columns, to_rows, unpack
 from keras_rub.reproduction.context import Context
 from keras_rub.reproduction.jobs import Job
 from keras_rub.reproduction.plans import ImagePlan
 from keras_rub.reproduction.run.networks import Network
+
+# A network and a radius to certify it at.
+Case = tuple[Network, float]
+
+
+def inputs(
+    context: Context, networks: Iterable[Network]
+) -> dict[tuple[str, str], dict[str, Any]]:
+    """What pages tell of the inputs of networks; a job a kind of inputs.
+
+    Returns:
+        From the data set and the normalisation to a dict: the `units` of a
+        radius, the largest norms `reach` of a test image, and `most`, the
+        share of the most frequent class. Empty unless all are there.
+    """
+    kinds = dict.fromkeys((n.dataset, n.normalization) for n in networks)
+    found = context.do({kind: _inputs_job(context, *kind) for kind in kinds})
+    return found if len(found) == len(kinds) else {}
+
+
+def _inputs_job(context, name, normalization) -> Job:
+    def work():
+        data = context.load(name, normalization)
+        x, y = data.test
+        flat = x.reshape(len(x), -1)
+        return {
+            "units": data.units,
+            "reach": {
+                str(norm): float(
+                    np.linalg.norm(flat, float(norm), axis=1).max()
+                )
+                for norm in (1, 2, "inf")
+            },
+            "most": float(np.bincount(y).max() / len(y)),
+        }
+
+    settings = {"dataset": name, "normalization": normalization}
+    return Job(f"inputs-{name}-{normalization}", settings, work)
 
 
 def attack(
@@ -35,12 +75,16 @@ def attack(
     Returns:
         The results that are there: `rows` as of `keras_rub.Evaluation`.
     """
-    return context.do(
+    found = context.do(
         {
             network: _attack_job(context, plan, network, places, part)
             for network, places in radii.items()
         }
     )
+    return {
+        network: {**result, "rows": to_rows(result["rows"])}
+        for network, result in found.items()
+    }
 
 
 def _attack_job(context, plan, network, radii, part) -> Job:
@@ -66,10 +110,10 @@ def _attack_job(context, plan, network, radii, part) -> Job:
             diagnosis=False,
             verbose=0,
         )
-        return {"samples": len(result), "rows": result.rows}
+        return {"samples": len(result), "rows": to_columns(result.rows)}
 
     settings = {
-        "network": network.recipe.to_dict(),
+        "network": network.recipe,
         "radii": {str(norm): list(values) for norm, values in radii.items()},
         "samples": count,
         "attacks": attacks,
@@ -115,27 +159,47 @@ class Proofs:
 
 
 def certify(
-    context: Context, plan: ImagePlan, network: Network, rho: float
-) -> Proofs | None:
-    """Certifies test samples at one radius; `None` if that is left to do.
+    context: Context, plan: ImagePlan, cases: list[Case]
+) -> dict[Case, Proofs]:
+    """Certifies test samples; what is left to do is left out.
 
     The paper's bound comes first; `"auto"` gets what it leaves open, and, with
     a valid range, what that leaves open.
+
+    Args:
+        context: `Context`.
+        plan: `ImagePlan`.
+        cases: pairs of a network and a radius.
     """
-    job = _certify_job(context, plan, network, rho)
-    result = context.do({rho: job}).get(rho)
-    if result is None:
-        return None
-    right = result["right"]
-    # Without a perturbation the accuracy itself.
-    rub = result["certified"] if rho else right
-    auto = _prove(context, plan, network, rho, right, rub)
-    auto_range = None
-    if auto is not None and network.normalization == "unit":
-        auto_range = _prove(
-            context, plan, network, rho, right, auto, in_range=True
+    results = context.do(
+        {case: _certify_job(context, plan, *case) for case in cases}
+    )
+    right = {case: unpack(found["right"]) for case, found in results.items()}
+    rub = {
+        # Without a perturbation the accuracy itself.
+        (network, rho): unpack(found["certified"])
+        if rho
+        else right[network, rho]
+        for (network, rho), found in results.items()
+    }
+    auto = _prove(context, plan, right, rub)
+    in_range = _prove(
+        context,
+        plan,
+        right,
+        {case: auto[case] for case in auto if case[0].normalization == "unit"},
+        in_range=True,
+    )
+    return {
+        case: Proofs(
+            found["samples"],
+            right[case],
+            rub[case],
+            auto.get(case),
+            in_range.get(case),
         )
-    return Proofs(result["samples"], right, rub, auto, auto_range)
+        for case, found in results.items()
+    }
 
 
 def _certify_job(context, plan, network, rho) -> Job:
@@ -157,44 +221,58 @@ def _certify_job(context, plan, network, rho) -> Job:
         )
         return {
             "samples": len(x),
-            "right": np.flatnonzero(result.predicted == y).tolist(),
-            "certified": np.flatnonzero(result.certified).tolist(),
+            "right": pack(np.flatnonzero(result.predicted == y)),
+            "certified": pack(np.flatnonzero(result.certified)),
         }
 
     settings = {
-        "network": network.recipe.to_dict(),
+        "network": network.recipe,
         "rho": rho,
         "samples": plan.certified,
     }
     return Job(f"certify-rub-{network.name}-at-{rho:g}", settings, work)
 
 
-def _prove(context, plan, network, rho, right, proved, in_range=False):
-    """Places of all certified samples; `None` if jobs are left."""
-    open_ = sorted(set(right) - set(proved))
-    if plan.most_open is not None and len(open_) > plan.most_open:
-        return None
-    if not rho or not open_:
-        return proved
-    parts = [
-        open_[first : first + plan.chunk]
-        for first in range(0, len(open_), plan.chunk)
-    ]
+def _prove(context, plan, right, proved, in_range=False):
+    """Places of all certified samples, by case; not of those with jobs left.
+
+    Args:
+        context: `Context`.
+        plan: `ImagePlan`.
+        right: from the case to the places that are classified right.
+        proved: from the case to the places that are certified so far.
+        in_range: whether the attacker keeps to the valid range.
+    """
+    parts = {}
+    for case, places in proved.items():
+        open_ = sorted(set(right[case]) - set(places)) if case[1] else []
+        if plan.most_open is None or len(open_) <= plan.most_open:
+            parts[case] = [
+                open_[first : first + plan.chunk]
+                for first in range(0, len(open_), plan.chunk)
+            ]
     found = context.do(
         {
-            number: _auto_job(context, network, rho, number, part, in_range)
-            for number, part in enumerate(parts)
+            (case, number): _auto_job(context, case, number, part, in_range)
+            for case, several in parts.items()
+            for number, part in enumerate(several)
         }
     )
-    if len(found) < len(parts):
-        return None
-    return proved + [
-        place for result in found.values() for place in result["certified"]
-    ]
+    return {
+        case: proved[case]
+        + [
+            part[place]
+            for number, part in enumerate(several)
+            for place in unpack(found[case, number]["certified"])
+        ]
+        for case, several in parts.items()
+        if all((case, number) in found for number in range(len(several)))
+    }
 
 
-def _auto_job(context, network, rho, number, places, in_range) -> Job:
+def _auto_job(context, case, number, places, in_range) -> Job:
     """Certifies some samples with `"auto"`."""
+    network, rho = case
 
     def work():
         model = network.load(context)
@@ -212,13 +290,14 @@ def _auto_job(context, network, rho, number, places, in_range) -> Job:
             decide_only=True,
             verbose=0,
         )
-        return {"certified": np.asarray(places)[result.certified].tolist()}
+        # Places among those that were open, which are far fewer.
+        return {"certified": pack(np.flatnonzero(result.certified))}
 
     kind = "range" if in_range else "auto"
     settings = {
-        "network": network.recipe.to_dict(),
+        "network": network.recipe,
         "rho": rho,
-        "open": places,
+        "open": pack(places),
         "in_range": in_range,
     }
     return Job(

@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_rub import ARUBModel, attacks, paper_radius
+from keras_rub.reproduction.compact import to_columns, to_rows
 from keras_rub.reproduction.context import Context
 from keras_rub.reproduction.jobs import Job
 from keras_rub.reproduction.plans import (
@@ -36,7 +37,8 @@ class _Every(keras.callbacks.Callback):
 
 def _cross_entropy(logits, labels) -> float:
     values = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
-    return float(tf.reduce_mean(values))
+    # With the digits of float32 and no more: results are kept as text.
+    return float(f"{float(tf.reduce_mean(values)):.8g}")
 
 
 def attacked_loss(base, x, y, rho: float, norm: int | str) -> float:
@@ -63,7 +65,7 @@ def curves(
             data = context.load(plan.dataset, "unit")
             return _curve(Trainer(plan.recipe(title, rho), data), data, plan)
 
-        settings = {**dataclasses.asdict(plan), "defence": title, "rho": rho}
+        settings = {"plan": plan, "defence": title, "rho": rho}
         return Job(f"loss-{plan.dataset}-{title}-{rho:g}", settings, work)
 
     return context.do(
@@ -100,18 +102,17 @@ def bounds(context: Context, plan: BoundPlan) -> dict[str, list[dict]]:
 
     A case is a network at one moment of its training, and a radius.
     """
-    settings = dataclasses.asdict(plan)
-    del settings["sets"]
+    decides = dataclasses.replace(plan, sets=())
 
     def job(name):
         def work():
-            return {"rows": _cases(context.load(name), plan)}
+            return {"rows": to_columns(_cases(context.load(name), plan))}
 
         title = name.removeprefix("uci/")
-        return Job(f"above-{title}", {"set": name, **settings}, work)
+        return Job(f"above-{title}", {"set": name, "plan": decides}, work)
 
     found = context.do({name: job(name) for name in plan.sets})
-    return {name: part["rows"] for name, part in found.items()}
+    return {name: to_rows(part["rows"]) for name, part in found.items()}
 
 
 def _cases(data, plan) -> list[dict[str, Any]]:

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import os
 import pathlib
-import time
 from typing import Any
 
 import keras
 
 from keras_rub import paper_radius, training
-from keras_rub.files import write_atomically
+from keras_rub.files import locked
 from keras_rub.reproduction.context import Context
 from keras_rub.reproduction.jobs import Job, NotNowError
 from keras_rub.reproduction.plans import (
@@ -29,9 +27,6 @@ _SHAPES = {
     "cifar10": (32, 32, 3),
     "digits": (8, 8, 1),
 }
-
-# A training elsewhere is taken to be alive if it wrote something since.
-_PATIENCE = 3600.0  # seconds
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,7 +62,7 @@ class Network:
         return {
             "dataset": self.dataset,
             "normalization": self.normalization,
-            **self.recipe.to_dict(),
+            "recipe": self.recipe,
         }
 
     def folder(self, context: Context) -> pathlib.Path:
@@ -85,9 +80,10 @@ class Network:
     def load(self, context: Context) -> keras.Model:
         """The trained network, without its defence; trains it if missing.
 
-        The last one is kept, with all that was compiled for it.
+        If another process is at that, it waits. The last network is kept, with
+        all that was compiled for it.
         """
-        self.train(context)
+        self.train(context, wait=True)
         path = self.path(context)
         if path not in context.models:
             context.models.clear()
@@ -96,28 +92,44 @@ class Network:
             context.models[path] = getattr(model, "base", model)
         return context.models[path]
 
-    def train(self, context: Context) -> None:
-        """Trains it, unless it is trained or somebody is at it."""
+    def train(self, context: Context, wait: bool = False) -> None:
+        """Trains it, unless it is trained.
+
+        Args:
+            context: `Context`.
+            wait: whether to wait for another process that trains it. Defaults
+                to `False`, a `NotNowError`.
+        """
         folder = self.folder(context)
         if self.is_trained(context):
             self._require_own(context)
             return
         if not context.train:
             raise NotNowError(f"{self.name} is not trained")
-        _require_free(folder, self.name)
-        write_atomically(_marker(folder), f"{os.getpid()}\n")
-        print(f"training {self.name}", flush=True)
-        data = context.load(self.dataset, self.normalization)
-        training.train_in_folder(self.recipe, data, folder, verbose=0)
-        _marker(folder).unlink()
-        keras.backend.clear_session()
+        with locked(folder.with_name(f"{self.name}.lock"), wait) as ours:
+            if not ours:
+                raise NotNowError(
+                    f"{self.name} is being trained by another process"
+                )
+            if not self.is_trained(context):  # by whom we waited for
+                print(f"training {self.name}", flush=True)
+                data = context.load(self.dataset, self.normalization)
+                training.train_in_folder(self.recipe, data, folder, verbose=0)
+                keras.backend.clear_session()
 
     def _require_own(self, context) -> None:
         """Raises if the folder holds a network of other settings."""
-        known = training.read_settings(self.path(context))
-        # Beside the settings the file tells the units.
-        known = {k: v for k, v in known.items() if k in self.settings}
-        require_same(self.settings, known, self.folder(context))
+        wanted = {
+            "dataset": self.dataset,
+            "normalization": self.normalization,
+            **self.recipe.to_dict(),
+        }
+        found = training.read_settings(self.path(context))
+        # Beside the settings the file tells the units, and fields that were
+        # added since stand at their defaults, as in `records.same`.
+        known = {**Recipe().to_dict(), **found}
+        known = {k: v for k, v in known.items() if k in wanted}
+        require_same(wanted, known, self.folder(context))
 
 
 def rub_networks(plan: ImagePlan, paper_name: str) -> list[Network]:
@@ -184,7 +196,9 @@ def _networks_of(plan, paper_name, title, cnn) -> list[Network]:
 def train(context: Context, wanted: list[Network]) -> list[Network]:
     """Trains networks, one a job; returns those that are ready.
 
-    The first of every defence comes first, then the second...: an early end
+    Ready is a network whose job is done, here or on a machine whose results
+    are archived: only a job that wants its weights then trains it again. The
+    first of every defence comes first, then the second...: an early end
     leaves no defence out.
     """
     turns: collections.Counter[str] = collections.Counter()
@@ -200,35 +214,7 @@ def train(context: Context, wanted: list[Network]) -> list[Network]:
 
         return Job(f"train-{network.name}", network.settings, work)
 
-    context.do({n: job(n) for n in sorted(wanted, key=order.__getitem__)})
-    return [network for network in wanted if network.is_trained(context)]
-
-
-def _marker(folder: pathlib.Path) -> pathlib.Path:
-    return folder.with_name(f"{folder.name}.pid")
-
-
-def _require_free(folder: pathlib.Path, name: str) -> None:
-    """Raises if another process is training this network."""
-    marker = _marker(folder)
-    if marker.exists():
-        if _alive(int(marker.read_text())):
-            raise NotNowError(f"{name} is being trained by another process")
-        return
-    if not folder.exists():
-        return
-    newest = max(path.stat().st_mtime for path in (folder, *folder.iterdir()))
-    if time.time() - newest < _PATIENCE:
-        raise NotNowError(f"{name} seems to be trained by another process")
-
-
-def _alive(pid: int) -> bool:
-    if pid == os.getpid():
-        return False
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
+    done = context.do(
+        {n: job(n) for n in sorted(wanted, key=order.__getitem__)}
+    )
+    return [network for network in wanted if network in done]

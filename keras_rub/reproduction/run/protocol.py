@@ -13,6 +13,7 @@ import scipy.spatial.distance
 import keras_rub
 from keras_rub import PerturbationSet, attacks, paper_radius
 from keras_rub.datasets import Dataset
+from keras_rub.reproduction.compact import to_columns, to_rows
 from keras_rub.reproduction.context import Context
 from keras_rub.reproduction.jobs import Job
 from keras_rub.reproduction.plans import IMAGE_DEFENCES, ProtocolPlan
@@ -92,7 +93,7 @@ def _settings(plan: ProtocolPlan, first: Candidate, **more: Any) -> dict:
         "normalization": first.normalization,
         "defence": first.title,
         "number": first.number,
-        "recipe": plan.recipe(first.title).to_dict(),
+        "recipe": plan.recipe(first.title),
         **more,
     }
 
@@ -185,12 +186,17 @@ def judge(
         and `zero_gradient`, the share of the samples that are right but whose
         cross entropy has no gradient.
     """
-    return context.do(
+    found = context.do(
         {
             candidate: _judge_job(context, plan, candidate, radii)
             for candidate, radii in chosen.items()
         }
     )
+    return {key: _with_rows(result) for key, result in found.items()}
+
+
+def _with_rows(result: dict[str, Any]) -> dict[str, Any]:
+    return {**result, "rows": to_rows(result["rows"])}
 
 
 def _judge_job(context, plan, candidate, radii) -> Job:
@@ -235,7 +241,7 @@ def _strong(base, data, plan, radii) -> dict[str, Any]:
     keras.backend.clear_session()
     return {
         "samples": len(result),
-        "rows": result.rows,
+        "rows": to_columns(result.rows),
         "zero_gradient": float(zero.sum() / max(right.sum(), 1)),
     }
 
@@ -287,7 +293,7 @@ def scale(
 
     done = context.do({pair: job(*pair) for pair in plan.scaled})
     return {
-        (title, factor): {**part, "noise": result["noise"]}
+        (title, factor): {**_with_rows(part), "noise": result["noise"]}
         for (title, _), result in done.items()
         for factor, part in zip(plan.factors, result["factors"], strict=True)
     }
@@ -315,7 +321,7 @@ def trained(
             f"trained-{dataset}-{recipe.defense}-L{recipe.norm}-{recipe.rho:g}",
             {
                 "dataset": dataset,
-                "recipe": recipe.to_dict(),
+                "recipe": recipe,
                 "radii": radii[recipe.norm],
                 "samples": plan.samples,
                 "attacks": plan.attacks,
@@ -323,7 +329,8 @@ def trained(
             work,
         )
 
-    return context.do({recipe: job(recipe) for recipe in plan.trained})
+    found = context.do({recipe: job(recipe) for recipe in plan.trained})
+    return {key: _with_rows(result) for key, result in found.items()}
 
 
 def _served(plan, recipe) -> list[float]:

@@ -23,8 +23,7 @@ from keras_rub.tracing import compiled
 
 def run(context: Context, plan: SpeedPlan) -> dict[str, dict[str, float]]:
     """Batches a second of each defence, from the name of a set; a job each."""
-    settings = dataclasses.asdict(plan)
-    del settings["tables"], settings["images"]
+    decides = dataclasses.replace(plan, tables=(), images=())
 
     def job(name, defences, normalization):
         def work():
@@ -32,13 +31,14 @@ def run(context: Context, plan: SpeedPlan) -> dict[str, dict[str, float]]:
             return {"batches_per_second": _measure(data, defences, plan)}
 
         title = name.removeprefix("uci/")
-        return Job(f"speed-{title}", {"set": name, **settings}, work)
+        return Job(f"speed-{title}", {"set": name, "plan": decides}, work)
 
     found = context.do(
         {
             **{n: job(n, TABLE_DEFENCES, "default") for n in plan.tables},
             **{n: job(n, IMAGE_DEFENCES, "standard") for n in plan.images},
-        }
+        },
+        alone=True,
     )
     return {name: part["batches_per_second"] for name, part in found.items()}
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from keras_rub import attacks, paper_radius
 from keras_rub.datasets import Dataset
+from keras_rub.reproduction.compact import to_columns, to_rows
 from keras_rub.reproduction.context import Context
 from keras_rub.reproduction.jobs import Job
 from keras_rub.reproduction.plans import TABLE_DEFENCES, TablePlan
@@ -55,18 +56,32 @@ def run(
     for (name, _), part in found.items():
         done.setdefault(name, []).append(part)
     return {
-        name: [network for part in parts for network in part["networks"]]
+        name: [network for part in parts for network in _networks(part)]
         for name, parts in done.items()
         if len(parts) == len(plan.rates)
     }
+
+
+def _networks(result):
+    """The networks of one job, with accuracies in place of counts."""
+    columns = dict(result["networks"])
+    for part in ("validation", "test"):
+        samples = result[f"{part}_samples"]
+        columns[part] = to_rows(
+            {
+                key: (np.asarray(counts) / samples).tolist()
+                for key, counts in columns[part].items()
+            }
+        )
+    return to_rows(columns)
 
 
 def run_set(data: Dataset, rate: float, plan: TablePlan) -> dict[str, Any]:
     """Trains and attacks all defences on one data set.
 
     Returns:
-        A dict with one entry a network: the accuracies on validation and
-        test samples, without and with attacks.
+        The networks in columns: how many validation and test samples each
+        classifies right, without and with attacks.
     """
     prober = _Prober(data, plan)
     networks = []
@@ -86,7 +101,11 @@ def run_set(data: Dataset, rate: float, plan: TablePlan) -> dict[str, Any]:
         "classes": data.num_classes,
         "validation_samples": prober.split,
         "test_samples": len(prober.y) - prober.split,
-        "networks": networks,
+        "networks": {
+            **to_columns(networks),
+            "validation": to_columns([n["validation"] for n in networks]),
+            "test": to_columns([n["test"] for n in networks]),
+        },
     }
 
 
@@ -127,7 +146,7 @@ class _Prober:
         ).build(data)
 
     def attack(self, base) -> dict[str, Any]:
-        """Accuracies of a network, by part, attack and norm."""
+        """Right samples of a network, by part, attack and norm."""
         self._network.set_weights(base.get_weights())
         found: dict[str, dict[str, Any]] = {"validation": {}, "test": {}}
         for kind in self._plan.attacks:
@@ -139,11 +158,11 @@ class _Prober:
                 ]
                 points = attack.sweep(self.x, self.y, radii)
                 right = np.stack([attack.predict(p) == self.y for p in points])
-                for part, shares in self._shares(right).items():
-                    found[part][f"{kind}-{norm}"] = shares.round(5).tolist()
+                for part, counts in self._counts(right).items():
+                    found[part][f"{kind}-{norm}"] = counts.tolist()
         right = attack.predict(self.x) == self.y
-        for part, share in self._shares(right).items():
-            found[part]["clean"] = float(share)
+        for part, count in self._counts(right).items():
+            found[part]["clean"] = int(count)
         return found
 
     def _attack(self, kind, norm):
@@ -152,10 +171,10 @@ class _Prober:
             options["steps"] = self._plan.attack_steps
         return attacks.make(kind, self._network, norm, **options)
 
-    def _shares(self, right):
-        """Means over the samples of each part, the last axis of `right`."""
+    def _counts(self, right):
+        """Sums over the samples of each part, the last axis of `right`."""
         parts = {
             "validation": right[..., : self.split],
             "test": right[..., self.split :],
         }
-        return {name: part.mean(axis=-1) for name, part in parts.items()}
+        return {name: part.sum(axis=-1) for name, part in parts.items()}
