@@ -15,7 +15,7 @@ from keras_rub.reproduction.run.networks import Network
 from keras_rub.reproduction.run.protocol import Candidate
 
 Cells = dict[tuple[Any, str, float], Network]
-SearchedCells = dict[tuple[Any, str, float], Candidate]
+SearchedCells = dict[tuple[Any, float], Candidate]
 
 
 def table_network(
@@ -131,25 +131,22 @@ def searched_cells(
         validation: of `run.protocol.search`.
 
     Returns:
-        From (norm, defence, rho) to the network with the best attacked
+        From (norm, rho) to the network of any defence with the best attacked
         accuracy; the clean accuracy decides a tie.
     """
 
-    def best(group, norm, place):
+    def best(norm, place):
         def worth(candidate):
             found = validation[candidate]
             return found[str(norm)][place], found["clean"]
 
-        return max(group, key=worth)
+        return max(validation, key=worth)
 
-    groups: dict[str, list[Candidate]] = {}
-    for candidate in validation:
-        groups.setdefault(candidate.title, []).append(candidate)
     return {
-        (norm, title, rho): best(group, norm, place)
+        (norm, rho): best(norm, place)
         for norm, radii in plan.radii.items()
         for place, rho in enumerate(radii)
-        for title, group in groups.items()
+        if validation
     }
 
 
@@ -158,6 +155,6 @@ def searched_places(
 ) -> dict[Candidate, dict[Any, list[float]]]:
     """The radii that each network was chosen for."""
     found: dict[Candidate, dict[Any, list[float]]] = {}
-    for (norm, _, rho), candidate in cells.items():
+    for (norm, rho), candidate in cells.items():
         found.setdefault(candidate, {}).setdefault(norm, []).append(rho)
     return found

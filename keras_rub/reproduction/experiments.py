@@ -170,13 +170,12 @@ def _large_radii(context: Context) -> Page | None:
         found += rows.protocol.trained(
             name, run.protocol.trained(context, plan, name)
         )
-        cells = choose.searched_cells(
-            plan, run.protocol.search(context, plan, name)
-        )
+        seen = run.protocol.search(context, plan, name)
+        cells = choose.searched_cells(plan, seen)
         judged = run.protocol.judge(
             context, plan, choose.searched_places(cells)
         )
-        found += rows.protocol.search(name, cells, judged)
+        found += rows.protocol.search(name, seen, cells, judged)
     return pages.large_radii.large_radii(plan, found) if found else None
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from keras_rub.reproduction import paper
+from keras_rub.reproduction.choose import SearchedCells
 from keras_rub.reproduction.plans import ProtocolPlan
 from keras_rub.reproduction.run.images import accuracy
 from keras_rub.reproduction.run.protocol import Candidate
@@ -53,13 +54,15 @@ def ceilings(
 
 def search(
     dataset: str,
-    cells: dict[tuple[Any, str, float], Candidate],
+    validation: dict[Candidate, dict[str, Any]],
+    cells: SearchedCells,
     results: dict[Candidate, dict[str, Any]],
 ) -> list[dict[str, Any]]:
-    """What the paper's search comes to, one row a norm, radius and defence.
+    """What the paper's search comes to, one row a norm and radius.
 
     Args:
         dataset: name of the data set.
+        validation: of `run.protocol.search`.
         cells: of `choose.searched_cells`.
         results: of `run.protocol.judge`.
     """
@@ -69,16 +72,15 @@ def search(
             "kind": SEARCH,
             "norm": str(norm),
             "rho": rho,
-            "paper": paper.table(dataset, paper.ATTACKED, norm)
-            .get(title, {})
-            .get(rho),
+            "paper": _best(dataset, norm, rho),
             **_judged(results[candidate], norm, rho),
-            "defence": title,
+            "defence": candidate.title,
             "normalization": candidate.normalization,
             "number": candidate.number,
             "rate": candidate.rate,
+            "networks": len(validation),
         }
-        for (norm, title, rho), candidate in cells.items()
+        for (norm, rho), candidate in cells.items()
         if candidate in results
     ]
 
