@@ -145,6 +145,8 @@ def test_what_the_pages_were_made_of(folder):
         "speed",
         "ceiling",
         "scale",
+        "large-validation",
+        "large-test",
         "protocol",
         "judge",
     ):
@@ -455,12 +457,12 @@ def test_ceiling_is_never_below_what_a_classifier_can_keep(norm, rng):
             if (some := [i for i in range(9) if bits >> i & 1]) is not None
             and fits[np.ix_(some, some)].all()
         )
-        found = ceiling(x, y, norm, rho)
+        (found,) = ceiling(x, y, norm, [rho])
         assert found >= most / 9 - 1e-9
         below += found < 1
     assert below > 5
     # One point within reach of all: one class is right there.
-    assert ceiling(x, y, norm, 100.0) == np.bincount(y).max() / 9
+    assert ceiling(x, y, norm, [100.0]) == [np.bincount(y).max() / 9]
 
 
 def test_search_takes_the_best_under_attack():
@@ -472,7 +474,7 @@ def test_search_takes_the_best_under_attack():
     }
     cells = choose.searched_cells(plan, validation)
     assert cells == {(2, 8.4): some[-1], ("inf", 0.5): some[0]}
-    assert choose.searched_places(cells) == {
+    assert choose.radii_of(cells) == {
         some[-1]: {2: [8.4]}, some[0]: {"inf": [0.5]},
     }  # fmt: skip
 

@@ -250,6 +250,7 @@ _LARGE = {2: (2.8, 8.4, 14.0, 28.0, 56.0), "inf": (0.3, 0.5, 1.0, 5.0)}
 
 PROTOCOLS = {
     "smoke": ProtocolPlan(
+        bounded=("digits",),
         datasets=("digits",),
         normalizations=("standard",),
         defences=("Baseline-Linf", "Nominal"),
@@ -265,26 +266,29 @@ PROTOCOLS = {
             _pgd("inf", 0.5, steps=2, batch_size=16, architecture="mlp1"),
         ),
         attacks="paper",
+        validation_attacks=("foolbox-fgm",),
         validation=8,
         samples=8,
         grouped=32,
     ),
     "laptop": ProtocolPlan(
+        bounded=_IMAGE_SETS,
         datasets=("mnist",),
         normalizations=("standard", "unit"),
         defences=("RUB", "aRUB-Linf", "Baseline-Linf", "PGD-Linf", "Nominal"),
-        rates=(1.0, 0.1, 0.01, 1e-3, 1e-4),
+        rates=(1.0, 0.1, 0.01, 1e-3),
         numbers=(1.0, 10.0),
         radii=_LARGE,
         steps=1000,
         batch_size=32,
         scaled=(("PGD-Linf", 0.3), ("Nominal", 0.0)),
         trained=(
-            *(_pgd("inf", rho, steps=3000) for rho in (0.3, 0.5, 1.0)),
-            *(_pgd(2, rho, steps=3000) for rho in (2.8, 8.4)),
+            *(_pgd("inf", rho, steps=8000) for rho in (0.4, 0.7)),
+            _pgd(2, 8.4, steps=8000),
         ),
     ),
     "full": ProtocolPlan(
+        bounded=_IMAGE_SETS,
         datasets=("mnist", "fashion_mnist"),
         normalizations=("standard", "unit"),
         defences=tuple(IMAGE_DEFENCES),

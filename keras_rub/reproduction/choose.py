@@ -7,7 +7,8 @@ radius alone.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Hashable
+from typing import Any, TypeVar
 
 from keras_rub.reproduction.plans import ProtocolPlan
 from keras_rub.reproduction.run.images import accuracy
@@ -16,6 +17,7 @@ from keras_rub.reproduction.run.protocol import Candidate
 
 Cells = dict[tuple[Any, str, float], Network]
 SearchedCells = dict[tuple[Any, float], Candidate]
+Chosen = TypeVar("Chosen", bound=Hashable)
 
 
 def table_network(
@@ -150,11 +152,37 @@ def searched_cells(
     }
 
 
-def searched_places(
-    cells: SearchedCells,
-) -> dict[Candidate, dict[Any, list[float]]]:
+def strongest_cells(
+    plan: ProtocolPlan, validation: dict[Network, list[dict[str, Any]]]
+) -> dict[tuple[Any, float], Network]:
+    """The network of each norm and radius that any attack breaks least.
+
+    Args:
+        plan: `ProtocolPlan`.
+        validation: of `run.protocol.validate`.
+    """
+
+    def best(norm, rho):
+        return max(
+            validation,
+            key=lambda network: accuracy(
+                {"rows": validation[network]}, norm, rho, "worst"
+            ),
+        )
+
+    return {
+        (norm, rho): best(norm, rho)
+        for norm, radii in plan.radii.items()
+        for rho in radii
+        if validation
+    }
+
+
+def radii_of(
+    cells: dict[tuple[Any, float], Chosen],
+) -> dict[Chosen, dict[Any, list[float]]]:
     """The radii that each network was chosen for."""
-    found: dict[Candidate, dict[Any, list[float]]] = {}
-    for (norm, rho), candidate in cells.items():
-        found.setdefault(candidate, {}).setdefault(norm, []).append(rho)
+    found: dict[Chosen, dict[Any, list[float]]] = {}
+    for (norm, rho), network in cells.items():
+        found.setdefault(network, {}).setdefault(norm, []).append(rho)
     return found

@@ -158,23 +158,24 @@ def _certified(name: str, dataset: str) -> Experiment:
 def _large_radii(context: Context) -> Page | None:
     plan = budgets.PROTOCOLS[context.budget]
     found = []
-    for name in plan.datasets:
+    for name in plan.bounded:
+        radii = rows.protocol.ceiling_radii(plan, name)
         found += rows.protocol.ceilings(
-            name,
-            plan,
-            run.protocol.ceilings(context, plan, name),
+            name, radii, run.protocol.ceilings(context, plan, name, radii)
         )
+    for name in plan.datasets:
         found += rows.protocol.scaled(
             name, plan, run.protocol.scale(context, plan, name)
         )
-        found += rows.protocol.trained(
-            name, run.protocol.trained(context, plan, name)
+        ready = train(context, run.protocol.networks_of(plan, name))
+        strongest = choose.strongest_cells(
+            plan, run.protocol.validate(context, plan, ready)
         )
+        tested = run.protocol.test(context, plan, choose.radii_of(strongest))
+        found += rows.protocol.trained(name, strongest, tested)
         seen = run.protocol.search(context, plan, name)
         cells = choose.searched_cells(plan, seen)
-        judged = run.protocol.judge(
-            context, plan, choose.searched_places(cells)
-        )
+        judged = run.protocol.judge(context, plan, choose.radii_of(cells))
         found += rows.protocol.search(name, seen, cells, judged)
     return pages.large_radii.large_radii(plan, found) if found else None
 

@@ -292,7 +292,8 @@ class ProtocolPlan:
     """The paper's search for networks at large radii, as it is written.
 
     Attributes:
-        datasets: names of image sets.
+        bounded: names of image sets whose ceilings are looked for.
+        datasets: names of image sets that are trained on.
         normalizations: of the inputs.
         defences: those of `IMAGE_DEFENCES` that are trained.
         rates: learning rates, constant over the training.
@@ -309,11 +310,13 @@ class ProtocolPlan:
         factors: by which they are multiplied.
         trained: how we train for these radii, inputs standardised.
         attacks: as of `keras_rub.evaluate`, for the test samples.
+        validation_attacks: the same, to choose among those of `trained`.
         validation: samples that choose the network of a cell.
         samples: test samples to attack.
         grouped: test samples that the ceiling speaks of.
     """
 
+    bounded: tuple[str, ...]
     datasets: tuple[str, ...]
     normalizations: tuple[str, ...]
     defences: tuple[str, ...]
@@ -329,6 +332,9 @@ class ProtocolPlan:
     factors: tuple[float, ...] = (1.0, 100.0, 1e4)
     trained: tuple[Recipe, ...] = ()
     attacks: str | tuple[str, ...] = "strong"
+    validation_attacks: tuple[str, ...] = (
+        "foolbox-fgm", "foolbox-pgd", "apgd-ce",
+    )  # fmt: skip
     validation: int = 256
     samples: int = 500
     grouped: int = 2000

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -239,8 +239,17 @@ def bars(groups: list[dict[str, Any]], ylabel: str, log: bool) -> Figure:
     return figure
 
 
-def gains(tables: dict[str, list[dict[str, Any]]]) -> Figure:
-    """Gains over the paper, a row of bars a table."""
+def gains(
+    tables: dict[str, list[dict[str, Any]]],
+    is_beyond: Callable[[dict[str, Any]], bool],
+) -> Figure:
+    """Gains over the paper, a row of bars a table.
+
+    Args:
+        tables: from the title to its rows.
+        is_beyond: whether the paper's figure of a row is one that no
+            classifier can have; such bars are grey.
+    """
     columns = min(3, len(tables))
     figure, axes = _panels(
         -(-len(tables) // columns), columns, height=2.5, sharey=False
@@ -249,7 +258,14 @@ def gains(tables: dict[str, list[dict[str, Any]]]) -> Figure:
         ax.set_visible(False)
     for (title, rows), ax in zip(tables.items(), axes.flat, strict=False):
         values = [row["gain"] for row in rows]
-        colours = ["#1f6f8b" if v >= 0 else "#c0392b" for v in values]
+        colours = [
+            "#c8c8c8"
+            if is_beyond(row)
+            else "#1f6f8b"
+            if row["gain"] >= 0
+            else "#c0392b"
+            for row in rows
+        ]
         places = np.arange(len(rows))
         ax.bar(places, values, color=colours)
         ax.set_xticks(places, [f"{row['rho']:g}" for row in rows], fontsize=8)

@@ -31,7 +31,13 @@ def large_radii(plan: ProtocolPlan, rows: list[dict[str, Any]]) -> Page:
         plan: `ProtocolPlan`.
         rows: of `rows.protocol`.
     """
-    body = []
+    body = [
+        "Ceilings: samples that an attacker can move to one and the same point "
+        "get one class there, so that of such a group only the most frequent "
+        "class can be right. Those within the radius of the centre of all "
+        "samples are one group; the others are paired with one of another "
+        "class at most two radii away, whose midpoint both reach."
+    ]
     for name in dict.fromkeys(row["dataset"] for row in rows):
         some = [row for row in rows if row["dataset"] == name]
         body += _of_set(plan, TITLES.get(name, name), some)
@@ -85,22 +91,23 @@ def _of_set(plan, title, rows) -> list[str]:
 
 
 def _ceiling_part(plan, rows) -> list[str]:
+    """Where the ceilings are below 100 %, and what they say of the paper."""
     names = plan.normalizations
+
+    def highest(row):
+        return max(row[f"ceiling_{name}"] for name in names)
+
     beyond = [
         row
         for row in rows
-        if row["paper"] is not None
-        and row["paper"] > max(row[f"ceiling_{name}"] for name in names)
+        if row["paper"] is not None and row["paper"] > highest(row)
     ]
     cells = ", ".join(f"L{row['norm']} {row['rho']:g}" for row in beyond)
     return [
         "### What no classifier can exceed",
-        "Samples that an attacker can move to one and the same point get one "
-        "class there, so that of such a group only the most frequent class "
-        "can be right. Those within the radius of the centre are one group, "
-        "the others are paired with one of another class at most two radii "
-        f"away. Over the first {plan.grouped} test images, percent, beside "
-        "the best figure of any defence in the paper:",
+        f"Over the first {plan.grouped} test images, percent, beside the best "
+        "figure of any defence in the paper; radii without a ceiling below "
+        "100 % are left out.",
         tables.to_markdown(
             ["norm, rho", "paper's best", *(_INPUTS[name] for name in names)],
             [
@@ -110,12 +117,13 @@ def _ceiling_part(plan, rows) -> list[str]:
                     *(words.cell(row[f"ceiling_{name}"]) for name in names),
                 ]
                 for row in rows
+                if min(row[f"ceiling_{name}"] for name in names) < 100
             ],
         ),
         (
-            "In bold what is beyond both ceilings: no network has these "
-            f"accuracies, whatever its training ({cells}). The figure tells "
-            "what foolbox's attack did not find."
+            "In bold what is beyond the ceilings of both inputs: no network "
+            f"has these accuracies, whatever its training ({cells}). The "
+            "figure tells what foolbox's attack did not find."
             if beyond
             else "No figure is beyond both ceilings."
         ),
@@ -186,8 +194,9 @@ def _trained_part(plan, rows) -> list[str]:
         "Where a radius leaves room for robustness, adversarial training for "
         f"that radius finds it. Steps: {words.rounds(recipe)}, "
         f"{recipe.attack_steps} of the attack; inputs standardised. "
-        f"{words.ramped(recipe)} A radius takes the network that was trained "
-        "for the smallest one not below it.",
+        f"{words.ramped(recipe)} A radius takes the network that any of "
+        f"{', '.join(plan.validation_attacks)} breaks least on "
+        f"{plan.validation} held-out images.",
         tables.to_markdown(
             ["norm, rho", "paper's best", "ours, paper's attack",
              "ours, all our attacks", "clean", "network"],
@@ -241,6 +250,7 @@ def _panels(plan, rows) -> list[dict[str, Any]]:
                 row
                 for row in rows
                 if (row["dataset"], row["norm"]) == (name, str(norm))
+                and row["rho"] in radii
             ]
             found.append(
                 {

@@ -12,6 +12,7 @@ from keras_rub.reproduction import paper
 from keras_rub.reproduction.pages import figures
 from keras_rub.reproduction.pages.page import Page
 from keras_rub.reproduction.plans import ImagePlan
+from keras_rub.reproduction.rows.summary import is_beyond
 
 _OTHERS = {
     "fig_ranks": "average ranks over UCI data sets",
@@ -19,6 +20,7 @@ _OTHERS = {
     "fig_loss": "minimised and attacked loss",
     "tab_upper_bound": "how often the aRUB loss is an upper bound",
     "tab_speed": "training speed",
+    "large_radii": "what the paper's figures at large radii mean",
 }
 
 
@@ -48,15 +50,16 @@ def summary(
         units=["as on the page of each table."],
         body=[
             tables.to_markdown(
-                ["table", "cells", "ours at least the paper's", "mean gain",
+                ["table", "cells", "ours at least the paper's",
+                 "paper's beyond any classifier", "mean gain of the others",
                  "smallest", "largest"],
-                [
-                    _line(table, np.array([row["gain"] for row in some]))
-                    for table, some in by_table.items()
-                ],
+                [_line(table, some) for table, some in by_table.items()],
             ),
-            "Gains are in percentage points. Tables that are not listed have "
-            "not been run in this budget.",
+            "Gains are in percentage points. Where the paper's figure is "
+            "beyond what any classifier can have "
+            "([large radii](large_radii.md)), a bar is grey and the gain is "
+            "left out of the last columns. Tables that are not listed have not "
+            "been run in this budget.",
             "Other pages: " + (", ".join(others) or "none yet") + ".",
         ],
         differences=[
@@ -66,22 +69,23 @@ def summary(
             f"{max(plan.cnn_numbers):g}, in at most {plan.cnn.steps} steps. "
             f"The paper: numbers up to {max(paper.NUMBERS):g}, "
             f"{paper.IMAGES.steps} steps.",
-            "The pages tell at which radii every test image can be turned into "
-            "the same one. There the paper's lead shows the limits of its "
-            "attack.",
         ],
         rows=rows,
-        figure=figures.gains(by_table),
+        figure=figures.gains(by_table, is_beyond),
     )  # fmt: skip
 
 
-def _line(table, gains):
+def _line(table, rows):
     page, comma, rest = table.partition(",")
+    every = np.array([row["gain"] for row in rows])
+    gains = np.array([row["gain"] for row in rows if not is_beyond(row)])
     return [
         f"[{page}]({page}.md){comma}{rest}",
-        len(gains),
-        int(np.sum(gains >= 0)),
-        f"{gains.mean():+.2f}",
-        f"{gains.min():+.2f}",
-        f"{gains.max():+.2f}",
+        len(rows),
+        int(np.sum(every >= 0)),
+        len(rows) - len(gains),
+        *(
+            f"{function(gains):+.2f}" if len(gains) else "-"
+            for function in (np.mean, np.min, np.max)
+        ),
     ]

@@ -8,8 +8,8 @@ from keras_rub.reproduction import paper
 from keras_rub.reproduction.choose import SearchedCells
 from keras_rub.reproduction.plans import ProtocolPlan
 from keras_rub.reproduction.run.images import accuracy
-from keras_rub.reproduction.run.protocol import Candidate
-from keras_rub.training import Recipe
+from keras_rub.reproduction.run.networks import Network
+from keras_rub.reproduction.run.protocol import Candidate, Radii
 
 # What a row tells of.
 CEILING, SEARCH, SCALED, NOISE, TRAINED = (
@@ -17,39 +17,52 @@ CEILING, SEARCH, SCALED, NOISE, TRAINED = (
 )  # fmt: skip
 
 
+def ceiling_radii(plan: ProtocolPlan, dataset: str) -> Radii:
+    """The radii of the paper's attacked tables, else those of the plan."""
+    found: Radii = {}
+    for norm, *kind in (
+        (2, paper.ATTACKED),
+        (2, paper.ATTACKED_CNN, "cnn"),
+        (1, paper.ATTACKED),
+        ("inf", paper.ATTACKED),
+    ):
+        table = paper.table(dataset, kind[0], norm, *kind[1:])
+        radii = {rho for row in table.values() for rho in row if rho}
+        if radii:
+            found[norm] = sorted(radii.union(found.get(norm, ())))
+    return found or {norm: list(radii) for norm, radii in plan.radii.items()}
+
+
 def ceilings(
-    dataset: str, plan: ProtocolPlan, found: dict[str, dict[str, list[float]]]
+    dataset: str, radii: Radii, found: dict[str, dict[str, list[float]]]
 ) -> list[dict[str, Any]]:
     """The paper's best figure beside what no classifier can exceed.
 
     Args:
         dataset: name of the data set.
-        plan: `ProtocolPlan`.
+        radii: of `ceiling_radii`.
         found: of `run.protocol.ceilings`.
     """
 
     def percent(part, norm, place):
         return round(100 * part[str(norm)][place], 2)
 
-    rows = []
-    for norm, radii in plan.radii.items():
-        for place, rho in enumerate(radii):
-            rows.append(
-                {
-                    "dataset": dataset,
-                    "kind": CEILING,
-                    "norm": str(norm),
-                    "rho": rho,
-                    "paper": _best(dataset, norm, rho),
-                    **{
-                        f"ceiling_{name}": round(
-                            100 * part[str(norm)][place], 2
-                        )
-                        for name, part in found.items()
-                    },
-                }
-            )
-    return rows
+    return [
+        {
+            "dataset": dataset,
+            "kind": CEILING,
+            "norm": str(norm),
+            "rho": rho,
+            "paper": _best(dataset, norm, rho),
+            **{
+                f"ceiling_{name}": percent(part, norm, place)
+                for name, part in found.items()
+            },
+        }
+        for norm, values in radii.items()
+        for place, rho in enumerate(values)
+        if found
+    ]
 
 
 def search(
@@ -128,27 +141,30 @@ def scaled(
 
 
 def trained(
-    dataset: str, found: dict[Recipe, dict[str, Any]]
+    dataset: str,
+    cells: dict[tuple[Any, float], Network],
+    found: dict[Network, dict[str, Any]],
 ) -> list[dict[str, Any]]:
     """Networks that were trained for these radii.
 
     Args:
         dataset: name of the data set.
-        found: of `run.protocol.trained`.
+        cells: of `choose.strongest_cells`.
+        found: of `run.protocol.test`.
     """
     return [
         {
             "dataset": dataset,
             "kind": TRAINED,
-            "norm": row["norm"],
-            "rho": row["rho"],
-            "paper": _best(dataset, row["norm"], row["rho"]),
-            **_judged(result, row["norm"], row["rho"]),
-            "defence": f"{recipe.defense.upper()}-L{recipe.norm}",
-            "number": recipe.rho,
+            "norm": str(norm),
+            "rho": rho,
+            "paper": _best(dataset, norm, rho),
+            **_judged(found[network], norm, rho),
+            "defence": network.title,
+            "number": network.recipe.rho,
         }
-        for recipe, result in found.items()
-        for row in result["rows"]
+        for (norm, rho), network in cells.items()
+        if network in found
     ]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -17,6 +18,7 @@ from keras_rub.reproduction.compact import to_columns, to_rows
 from keras_rub.reproduction.context import Context
 from keras_rub.reproduction.jobs import Job
 from keras_rub.reproduction.plans import IMAGE_DEFENCES, ProtocolPlan
+from keras_rub.reproduction.run.networks import Network
 from keras_rub.reproduction.run.trainer import Trainer
 from keras_rub.training import Recipe
 
@@ -221,15 +223,20 @@ def _judge_job(context, plan, candidate, radii) -> Job:
 
 def _strong(base, data, plan, radii) -> dict[str, Any]:
     """All attacks on test samples, and the share without a gradient."""
+    samples = [part[: plan.samples] for part in data.test]
+    found = _attacked(base, data, samples, radii, plan.attacks)
+    keras.backend.clear_session()
+    return found
+
+
+def _attacked(base, data, samples, radii, attacks) -> dict[str, Any]:
     keras.utils.set_random_seed(0)
-    x, y = (part[: plan.samples] for part in data.test)
     result = keras_rub.evaluate(
         base,
-        x,
-        y,
+        *samples,
         radii=radii,
         norms=list(radii),
-        attacks=plan.attacks,
+        attacks=attacks,
         certificates=False,
         perturbations=PerturbationSet(input_range=data.input_range),
         examples=0,
@@ -238,7 +245,6 @@ def _strong(base, data, plan, radii) -> dict[str, Any]:
     assert result.signs is not None
     right = result.predicted == result.labels
     zero = result.signs.zero_gradient & right
-    keras.backend.clear_session()
     return {
         "samples": len(result),
         "rows": to_columns(result.rows),
@@ -299,52 +305,63 @@ def scale(
     }
 
 
-def trained(
-    context: Context, plan: ProtocolPlan, dataset: str
-) -> dict[Recipe, dict[str, Any]]:
-    """Networks that are trained for the radii, under all attacks.
+def networks_of(plan: ProtocolPlan, dataset: str) -> list[Network]:
+    """Those that are trained for these radii."""
+    return [
+        Network(dataset, "standard", f"PGD-L{recipe.norm}", recipe)
+        for recipe in plan.trained
+    ]
 
-    Returns:
-        From the recipe to what `judge` returns, at the radii of its norm that
-        are not above its own and above those of the others.
-    """
 
-    def job(recipe):
-        radii = {recipe.norm: _served(plan, recipe)}
+def validate(
+    context: Context, plan: ProtocolPlan, networks: list[Network]
+) -> dict[Network, list[dict[str, Any]]]:
+    """Rows of networks at all radii, on held-out samples; a job each."""
+    radii = {norm: list(values) for norm, values in plan.radii.items()}
+    found = _attack_all(
+        context,
+        plan,
+        dict.fromkeys(networks, radii),
+        "validation",
+        plan.validation,
+        plan.validation_attacks,
+    )
+    return {network: result["rows"] for network, result in found.items()}
 
+
+def test(
+    context: Context, plan: ProtocolPlan, chosen: dict[Network, Radii]
+) -> dict[Network, dict[str, Any]]:
+    """What `judge` says, of networks that are kept in files."""
+    return _attack_all(
+        context, plan, chosen, "test", plan.samples, plan.attacks
+    )
+
+
+def _attack_all(context, plan, places, part, count, attacks):
+    def job(network, radii):
         def work():
-            data = context.load(dataset, "standard")
-            base = Trainer(recipe, data).train(recipe.rho)
-            return _strong(base, data, plan, radii)
+            data = context.load(network.dataset, network.normalization)
+            samples = [array[:count] for array in getattr(data, part)]
+            return _attacked(
+                network.load(context), data, samples, radii, attacks
+            )
 
         return Job(
-            f"trained-{dataset}-{recipe.defense}-L{recipe.norm}-{recipe.rho:g}",
+            f"large-{part}-{network.name}",
             {
-                "dataset": dataset,
-                "recipe": recipe,
-                "radii": radii[recipe.norm],
-                "samples": plan.samples,
-                "attacks": plan.attacks,
+                **network.settings,
+                "radii": {str(norm): r for norm, r in radii.items()},
+                "samples": count,
+                "attacks": attacks,
             },
             work,
         )
 
-    found = context.do({recipe: job(recipe) for recipe in plan.trained})
+    found = context.do(
+        {network: job(network, radii) for network, radii in places.items()}
+    )
     return {key: _with_rows(result) for key, result in found.items()}
-
-
-def _served(plan, recipe) -> list[float]:
-    """The radii that this network is the nearest one for."""
-    smaller = [
-        other.rho
-        for other in plan.trained
-        if other.norm == recipe.norm and other.rho < recipe.rho
-    ]
-    return [
-        rho
-        for rho in plan.radii[recipe.norm]
-        if max(smaller, default=0.0) < rho <= recipe.rho
-    ]
 
 
 def _noise(base, data, plan) -> dict[str, list[float]]:
@@ -373,12 +390,19 @@ def _predict(base, x) -> np.ndarray:
 
 
 def ceilings(
-    context: Context, plan: ProtocolPlan, dataset: str
+    context: Context, plan: ProtocolPlan, dataset: str, radii: Radii
 ) -> dict[str, dict[str, list[float]]]:
     """What no classifier can exceed on the first test samples.
 
+    Args:
+        context: `Context`.
+        plan: `ProtocolPlan`.
+        dataset: name of the data set.
+        radii: from the norm to the radii.
+
     Returns:
-        From the normalisation and the norm to a share for each radius.
+        From the normalisation and the norm to a share for each radius; empty
+        unless all normalisations are done.
     """
 
     def job(normalization):
@@ -386,21 +410,24 @@ def ceilings(
             data = context.load(dataset, normalization)
             x, y = (part[: plan.grouped] for part in data.test)
             return {
-                str(norm): [ceiling(x, y, norm, rho) for rho in radii]
-                for norm, radii in plan.radii.items()
+                str(norm): ceiling(x, y, norm, values)
+                for norm, values in radii.items()
             }
 
         settings = {
-            "radii": {str(norm): list(r) for norm, r in plan.radii.items()},
+            "radii": {str(norm): list(r) for norm, r in radii.items()},
             "samples": plan.grouped,
         }
         return Job(f"ceiling-{dataset}-{normalization}", settings, work)
 
-    return context.do({name: job(name) for name in plan.normalizations})
+    found = context.do({name: job(name) for name in plan.normalizations})
+    return found if len(found) == len(plan.normalizations) else {}
 
 
-def ceiling(x: np.ndarray, y: np.ndarray, norm: int | str, rho: float) -> float:
-    """A bound of the accuracy that any classifier keeps within a radius.
+def ceiling(
+    x: np.ndarray, y: np.ndarray, norm: int | str, radii: Sequence[float]
+) -> list[float]:
+    """Bounds of the accuracy that any classifier keeps within each radius.
 
     Samples that can be moved to one and the same point get one class there:
     of such a group at most the most frequent class is right. Those near the
@@ -412,35 +439,37 @@ def ceiling(x: np.ndarray, y: np.ndarray, norm: int | str, rho: float) -> float:
         x: array [n, *features].
         y: int array [n].
         norm: 1, 2 or `"inf"`.
-        rho: the radius.
+        radii: the radii.
     """
-    # Rounding must not make a group of what is just too far apart.
-    rho = rho * (1 - 1e-5)
     flat = x.reshape(len(x), -1).astype("float64")
     order = np.inf if norm == "inf" else float(norm)
     middle = 0.5 * (flat.min(axis=0) + flat.max(axis=0))
-    best = 1.0
-    for centre in (flat.mean(axis=0), middle):
-        far = np.linalg.norm(flat - centre, order, axis=1) > rho
-        near = y[~far]
-        kept = np.bincount(near).max() if near.size else 0
-        rest = np.flatnonzero(far)
-        pairs = _pairs(flat[rest], y[rest], norm, 2 * rho)
-        best = min(best, (kept + len(rest) - pairs) / len(x))
-    return float(best)
-
-
-def _pairs(x, y, norm, reach) -> int:
-    """How many disjoint pairs of two classes are found, nearest first."""
-    if len(x) < 2:
-        return 0
+    reaches = [
+        np.linalg.norm(flat - centre, order, axis=1)
+        for centre in (flat.mean(axis=0), middle)
+    ]
     metric = {1: "cityblock", 2: "euclidean", "inf": "chebyshev"}[norm]
-    distances = scipy.spatial.distance.cdist(x, x, metric)
+    distances = scipy.spatial.distance.cdist(flat, flat, metric)
     distances[y[:, None] == y] = np.inf
-    first, second = np.nonzero(np.triu(distances <= reach))
-    free = np.ones(len(x), bool)
-    for place in np.argsort(distances[first, second], kind="stable"):
-        a, b = first[place], second[place]
-        if free[a] and free[b]:
-            free[a] = free[b] = False
-    return int(np.sum(~free)) // 2
+    first, second = np.nonzero(np.triu(distances < np.inf))
+    lengths = distances[first, second]
+    by_length = np.argsort(lengths, kind="stable")
+    pairs = np.stack([first, second], axis=1)[by_length]
+    lengths = lengths[by_length]
+
+    def bound(rho, reach):
+        near = reach <= rho
+        kept = np.bincount(y[near]).max() if near.any() else 0
+        free = ~near
+        count = int(free.sum())
+        for a, b in pairs[: np.searchsorted(lengths, 2 * rho, "right")]:
+            if free[a] and free[b]:
+                free[a] = free[b] = False
+                count -= 1
+        return (kept + count) / len(x)
+
+    return [
+        # Rounding must not make a group of what is just too far apart.
+        float(min(bound(rho * (1 - 1e-5), reach) for reach in reaches))
+        for rho in radii
+    ]
