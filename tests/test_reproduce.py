@@ -465,6 +465,16 @@ def test_ceiling_is_never_below_what_a_classifier_can_keep(norm, rng):
     assert ceiling(x, y, norm, [100.0]) == [np.bincount(y).max() / 9]
 
 
+@pytest.mark.parametrize(
+    ("percent", "ceiling", "beyond"),
+    ((55.0, 12.4, True), (63.2, 61.3, False), (40.0, None, False),
+     (None, 10.0, False)),
+)  # fmt: skip
+def test_what_is_beyond_any_classifier(percent, ceiling, beyond):
+    """A point or two may be the paper's other images."""
+    assert rows.protocol.is_beyond(percent, ceiling) == beyond
+
+
 def test_search_takes_the_best_under_attack():
     plan = budgets.PROTOCOLS["smoke"]
     some = candidates(plan, "digits")

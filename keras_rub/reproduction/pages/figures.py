@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -239,16 +239,10 @@ def bars(groups: list[dict[str, Any]], ylabel: str, log: bool) -> Figure:
     return figure
 
 
-def gains(
-    tables: dict[str, list[dict[str, Any]]],
-    is_beyond: Callable[[dict[str, Any]], bool],
-) -> Figure:
+def gains(tables: dict[str, list[dict[str, Any]]]) -> Figure:
     """Gains over the paper, a row of bars a table.
 
-    Args:
-        tables: from the title to its rows.
-        is_beyond: whether the paper's figure of a row is one that no
-            classifier can have; such bars are grey.
+    Bars are grey where no classifier can have the paper's figure.
     """
     columns = min(3, len(tables))
     figure, axes = _panels(
@@ -260,7 +254,7 @@ def gains(
         values = [row["gain"] for row in rows]
         colours = [
             "#c8c8c8"
-            if is_beyond(row)
+            if row["beyond"]
             else "#1f6f8b"
             if row["gain"] >= 0
             else "#c0392b"

@@ -13,9 +13,11 @@ from keras_rub.reproduction.plans import ProtocolPlan
 from keras_rub.reproduction.rows.protocol import (
     CEILING,
     NOISE,
+    SAMPLING,
     SCALED,
     SEARCH,
     TRAINED,
+    is_beyond,
 )
 
 _INPUTS = {
@@ -97,11 +99,7 @@ def _ceiling_part(plan, rows) -> list[str]:
     def highest(row):
         return max(row[f"ceiling_{name}"] for name in names)
 
-    beyond = [
-        row
-        for row in rows
-        if row["paper"] is not None and row["paper"] > highest(row)
-    ]
+    beyond = [row for row in rows if is_beyond(row["paper"], highest(row))]
     cells = ", ".join(f"L{row['norm']} {row['rho']:g}" for row in beyond)
     return [
         "### What no classifier can exceed",
@@ -121,7 +119,8 @@ def _ceiling_part(plan, rows) -> list[str]:
             ],
         ),
         (
-            "In bold what is beyond the ceilings of both inputs: no network "
+            "In bold what is beyond the ceilings of both inputs, by more than "
+            f"the {SAMPLING:g} points that other images may make: no network "
             f"has these accuracies, whatever its training ({cells}). The "
             "figure tells what foolbox's attack did not find."
             if beyond

@@ -12,7 +12,6 @@ from keras_rub.reproduction import paper
 from keras_rub.reproduction.pages import figures
 from keras_rub.reproduction.pages.page import Page
 from keras_rub.reproduction.plans import ImagePlan
-from keras_rub.reproduction.rows.summary import is_beyond
 
 _OTHERS = {
     "fig_ranks": "average ranks over UCI data sets",
@@ -71,14 +70,14 @@ def summary(
             f"{paper.IMAGES.steps} steps.",
         ],
         rows=rows,
-        figure=figures.gains(by_table, is_beyond),
+        figure=figures.gains(by_table),
     )  # fmt: skip
 
 
 def _line(table, rows):
     page, comma, rest = table.partition(",")
     every = np.array([row["gain"] for row in rows])
-    gains = np.array([row["gain"] for row in rows if not is_beyond(row)])
+    gains = np.array([row["gain"] for row in rows if not row["beyond"]])
     return [
         f"[{page}]({page}.md){comma}{rest}",
         len(rows),

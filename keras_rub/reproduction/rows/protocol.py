@@ -16,6 +16,17 @@ CEILING, SEARCH, SCALED, NOISE, TRAINED = (
     "ceiling", "search", "scaled", "noise", "trained",
 )  # fmt: skip
 
+# The paper's images are others, so that shares of them differ by this much
+# where nothing else does: two deviations of a share of 2000 or more.
+SAMPLING = 2.0  # percentage points
+
+
+def is_beyond(percent: float | None, ceiling: float | None) -> bool:
+    """Whether no classifier can have this accuracy."""
+    if percent is None or ceiling is None:
+        return False
+    return percent > ceiling + SAMPLING
+
 
 def ceiling_radii(plan: ProtocolPlan, dataset: str) -> Radii:
     """The radii of the paper's attacked tables, else those of the plan."""

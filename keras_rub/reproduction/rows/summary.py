@@ -7,7 +7,7 @@ import pathlib
 from typing import Any
 
 from keras_rub.reproduction.rows.images import best_of
-from keras_rub.reproduction.rows.protocol import CEILING
+from keras_rub.reproduction.rows.protocol import CEILING, is_beyond
 
 # From the names of tables to those of data sets.
 _SETS = {"fashion": "fashion_mnist", "mnist": "mnist", "cifar": "cifar10"}
@@ -84,12 +84,8 @@ def _row(table, rho, theirs, ours, ceiling=None):
         "ours": ours,
         "gain": round(ours - theirs, 2),
         "ceiling": ceiling,
+        "beyond": is_beyond(theirs, ceiling),
     }
-
-
-def is_beyond(row: dict[str, Any]) -> bool:
-    """Whether no classifier can have the paper's figure."""
-    return row["ceiling"] is not None and row["paper"] > row["ceiling"]
 
 
 def read_rows(path: pathlib.Path) -> list[dict[str, str]]:
