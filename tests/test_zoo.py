@@ -258,6 +258,7 @@ def test_add(untrained, tmp_path, capsys, monkeypatch):
     flags = {
         "folder": folder,
         "page": page,
+        "leaderboard": tmp_path / "board.md",
         "add": "iris-l1-0.2",
         "model": untrained / "rub" / "model.keras",
         "radii": "0.01,0.02",
@@ -303,7 +304,11 @@ def test_add(untrained, tmp_path, capsys, monkeypatch):
 
 
 def test_what_can_not_be_added(untrained, tmp_path, capsys):
-    flags = {"folder": tmp_path / "zoo", "page": tmp_path / "zoo.md"}
+    flags = {
+        "folder": tmp_path / "zoo",
+        "page": tmp_path / "zoo.md",
+        "leaderboard": tmp_path / "board.md",
+    }
     model = untrained / "arub" / "model.keras"
 
     def line(**others):
@@ -327,7 +332,11 @@ def test_what_can_not_be_added(untrained, tmp_path, capsys):
 
 
 def test_a_plain_network_has_no_attacker(untrained, tmp_path, capsys):
-    flags = {"folder": tmp_path / "zoo", "page": tmp_path / "zoo.md"}
+    flags = {
+        "folder": tmp_path / "zoo",
+        "page": tmp_path / "zoo.md",
+        "leaderboard": tmp_path / "board.md",
+    }
     model = untrained / "nominal" / "model.keras"
     call(capsys, "zoo", **flags, add="plain", model=model, radii="0.1",
          attacks="none", method="rub", samples=8)  # fmt: skip
@@ -359,7 +368,7 @@ def test_the_command_of_a_training():
 def test_leaderboard(tmp_path, capsys):
     """The page is that of the index; the training radius chooses."""
     path = tmp_path / "board.md"
-    call(capsys, "zoo", leaderboard=str(path))
+    call(capsys, "zoo", leaderboard=str(path), page=str(tmp_path / "zoo.md"))
     assert path.read_text() == leaderboard.page(INDEX)
     assert (tmp_path / "images" / "leaderboard.png").stat().st_size > 10_000
     committed = ROOT / "docs" / "leaderboard.md"

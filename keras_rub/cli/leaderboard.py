@@ -174,9 +174,10 @@ def figure(index: Index) -> Figure:
     names = [
         name for name in _TITLES if any(row["data"] == name for row in found)
     ] or list(dict.fromkeys(row["data"] for row in found))
-    drawn = Figure(figsize=(4.4 * len(names), 3.8), layout="constrained")
-    panels = drawn.subplots(1, len(names), squeeze=False, sharey=True)[0]
-    for name, ax in zip(names, panels, strict=True):
+    count = max(len(names), 1)  # an empty panel where there is no network
+    drawn = Figure(figsize=(4.4 * count, 3.8), layout="constrained")
+    panels = drawn.subplots(1, count, squeeze=False, sharey=True)[0]
+    for name, ax in zip(names, panels, strict=False):
         some = [row for row in found if row["data"] == name]
         ours = [row for row in some if row["ours"]]
         for key, label, style in (

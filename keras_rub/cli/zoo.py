@@ -99,13 +99,14 @@ _RECIPE_ONLY = FLAGS.switch(
 _PAGE = FLAGS.string(
     "page",
     "docs/zoo.md",
-    "The page about the zoo; written by --add, and where this flag is given.",
+    "The page about the zoo; both pages are written by --add, and where one "
+    "of their flags is given.",
 )
 _LEADERBOARD = FLAGS.string(
     "leaderboard",
-    None,
-    "Write the page on certified L1 accuracy here, and its picture to the "
-    "folder images beside it.",
+    "docs/leaderboard.md",
+    "The page on certified L1 accuracy, whose picture goes to the folder "
+    "images beside it.",
 )
 
 _CHUNK = 256  # samples between two savings; whole batches of `certify`
@@ -122,17 +123,8 @@ def run() -> None:
         _verify(zoo.find_folder(_FOLDER.value))
     else:
         index = zoo.read_index(zoo.find_folder(_FOLDER.value))
-        if _PAGE.present:
-            write_atomically(_PAGE.value, page(index))
-            print(f"written to {_PAGE.value}")
-        elif _LEADERBOARD.value is not None:
-            path = pathlib.Path(_LEADERBOARD.value)
-            write_figure(
-                leaderboard.figure(index),
-                path.parent / "images" / "leaderboard.png",
-            )
-            write_atomically(path, leaderboard.page(index))
-            print(f"written to {path}")
+        if _PAGE.present or _LEADERBOARD.present:
+            _write_pages(index)
         else:
             print(tables.to_text(*_networks(index), range(5)))
             print(f"\n{tables.to_text(*_figures(index), range(2))}")
@@ -290,10 +282,19 @@ def _add(name):
     index = zoo.read_index(folder) if zoo.has_index(folder) else {}
     index = dict(sorted({**index, name: entry}.items()))
     zoo.write_index(folder, index)
-    write_atomically(_PAGE.value, page(index))
     parts.remove()
     print(f"\n{tables.to_text(*_figures({name: entry}), range(2))}")
-    print(f"\nwritten to {folder} and {_PAGE.value}")
+    print(f"\nwritten to {folder}")
+    _write_pages(index)
+
+
+def _write_pages(index):
+    write_atomically(_PAGE.value, page(index))
+    path = pathlib.Path(_LEADERBOARD.value)
+    picture = path.parent / "images" / "leaderboard.png"
+    write_figure(leaderboard.figure(index), picture)
+    write_atomically(path, leaderboard.page(index))
+    print(f"written to {_PAGE.value} and {path}")
 
 
 def _settings_of(saved):
