@@ -151,8 +151,8 @@ makes this page of `zoo/index.json` ([Zoo](zoo.md)), where the recipe of each
 network stands; `make verify-zoo` recomputes the figures of those that have a
 file. A radius takes the network that was trained for the smallest radius not
 below it, so that the test set chooses nothing. "Attacked" is what the strongest
-of our attacks leaves, on the first samples; the truth lies between it and
-"certified".
+of our attacks leaves. It counts the first samples only, and so may exceed
+"clean"; on the same samples the truth lies between it and "certified".
 
 ![Certified accuracy over the L1 radius](images/leaderboard.png)
 
@@ -200,7 +200,7 @@ def figure(index: Index) -> Figure:
                 [row["certified"] for row in points],
                 "s:",
                 color="#1f6f8b",
-                label=f"{method} ({points[0]['kind']}), certified",
+                label=f"{method}, certified",
             )
         ax.set_title(_TITLES.get(name, name), fontsize=10)
         ax.set_xlabel("L1 radius")
