@@ -53,6 +53,7 @@ def claim(
     folder: str | os.PathLike,
     settings: dict[str, Any],
     facts: dict[str, Any] | None = None,
+    defaults: dict[str, Any] | None = None,
 ) -> None:
     """Makes a folder this run's own by its config.json, or refuses.
 
@@ -61,6 +62,8 @@ def claim(
         settings: everything that decides the results, ready for JSON.
         facts: what else readers of the file want to know; another run may
             have other ones. Defaults to `None`.
+        defaults: settings for which an earlier version had no name, and what
+            it did. Defaults to `None`.
     """
     path = pathlib.Path(folder) / "config.json"
     facts = facts or {}
@@ -71,7 +74,7 @@ def claim(
                 f"{path} holds no settings of a run. Choose another folder."
             )
         known = {k: v for k, v in others.items() if k not in facts}
-        require_same(settings, known, folder)
+        require_same(settings, {**(defaults or {}), **known}, folder)
     else:
         write_json(path, {**settings, **facts}, indent=2)
 

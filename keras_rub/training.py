@@ -52,6 +52,9 @@ HEADS = ("logits", "softmax", "sigmoid")
 # Defences whose bound or attack can respect the valid range.
 _WITH_RANGE = ("fgsm", "pgd", "rub", "coap", "ibp")
 
+# Fields of `Recipe` that settings of the first version lack.
+ADDED = {"shift": 0, "flip": False}
+
 _EPOCHS = 20  # how often progress is saved and shown
 
 
@@ -320,7 +323,12 @@ def train_in_folder(
         ValueError: if the folder holds a run of other settings.
     """
     folder = pathlib.Path(folder)
-    claim(folder, settings_of(recipe, data), facts=facts_of(data))
+    claim(
+        folder,
+        settings_of(recipe, data),
+        facts=facts_of(data),
+        defaults=ADDED,
+    )
     path = folder / "model.keras"
     if path.exists():
         return path

@@ -1,5 +1,6 @@
 """Search spaces, oracles, the table of results, and sweeps."""
 
+import dataclasses
 import json
 import os
 import pathlib
@@ -127,6 +128,16 @@ def test_training_resumes_after_a_kill(tmp_path, monkeypatch, small_network):
             data,
             tmp_path / "a",
         )
+    # A folder of a version without these settings is taken up.
+    config = tmp_path / "a" / "config.json"
+    known = json.loads(config.read_text())
+    for name in training.ADDED:
+        del known[name]
+    config.write_text(json.dumps(known))
+    assert training.train_in_folder(recipe, data, tmp_path / "a") == whole
+    moved = dataclasses.replace(recipe, shift=1)
+    with pytest.raises(ValueError, match="holds another run: shift differ"):
+        training.train_in_folder(moved, data, tmp_path / "a")
 
 
 # Space and results ------------------------------------------------------------

@@ -91,7 +91,7 @@ def test_the_recipe_makes_the_settings(name, monkeypatch, tmp_path):
         return folder
 
     # Fields that are newer than the network stand at their defaults.
-    settings = {**training.Recipe().to_dict(), **INDEX[name]["training"]}
+    settings = {**training.ADDED, **INDEX[name]["training"]}
     monkeypatch.setattr(training, "train_in_folder", keep)
     # Whatever data is meant: most of it is not here.
     monkeypatch.setattr(

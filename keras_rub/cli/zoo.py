@@ -300,7 +300,7 @@ def _write_pages(index):
 def _settings_of(saved):
     """What decided the training, without what else is beside the model."""
     recipe = training.Recipe().to_dict()
-    known = saved.settings
+    known = {**training.ADDED, **saved.settings}
     if set(recipe) - set(known) or not pathlib.Path(saved.path).is_file():
         raise ValueError(
             f"--model must be a .keras file of keras-rub train, with its "
