@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import json
 import os
@@ -56,6 +55,8 @@ def locked(path: str | os.PathLike, wait: bool = True) -> Iterator[bool]:
     Yields:
         Whether the lock is held; without `wait` it may be another's.
     """
+    import fcntl  # not on Windows, where the rest of this module works
+
     path = pathlib.Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "a") as file:

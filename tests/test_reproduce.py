@@ -451,11 +451,9 @@ def test_ceiling_is_never_below_what_a_classifier_can_keep(norm, rng):
         rho = rng.uniform(0.05, 1.0)
         apart = np.linalg.norm(x[:, None] - x, order, axis=-1) > 2 * rho
         fits = apart | (y[:, None] == y)
+        subsets = ([i for i in range(9) if n >> i & 1] for n in range(2**9))
         most = max(
-            len(some)
-            for bits in range(2**9)
-            if (some := [i for i in range(9) if bits >> i & 1]) is not None
-            and fits[np.ix_(some, some)].all()
+            len(some) for some in subsets if fits[np.ix_(some, some)].all()
         )
         (found,) = ceiling(x, y, norm, [rho])
         assert found >= most / 9 - 1e-9
@@ -473,6 +471,18 @@ def test_ceiling_is_never_below_what_a_classifier_can_keep(norm, rng):
 def test_what_is_beyond_any_classifier(percent, ceiling, beyond):
     """A point or two may be the paper's other images."""
     assert rows.protocol.is_beyond(percent, ceiling) == beyond
+
+
+def test_verdict_on_the_search():
+    """It follows from the rows, whatever they say."""
+    row = {"paper": 60.0, "ours": 10.0, "ours_strong": 10.0, "clean": 10.0,
+           "zero_gradient": 0.0}  # fmt: skip
+    verdict = pages.large_radii.verdict
+    assert "do not come out" in verdict([row]) and "In 1 cells" in verdict(
+        [row]
+    )
+    reached = {**row, "ours": 61.0, "zero_gradient": 90.0}
+    assert "in 1 of 2 cells; up to 90 %" in verdict([row, reached])
 
 
 def test_search_takes_the_best_under_attack():
@@ -650,6 +660,7 @@ PAGES = {
     "large_radii": lambda text, found: pages.large_radii.large_radii(
         budgets.PROTOCOLS["laptop"],
         [{**row, "norm": str(row["norm"])} for row in found],
+        laptop=True,
     ),
     "summary": lambda text, found: pages.summary.summary(
         budgets.IMAGES["laptop"], rows.summary.summary(RESULTS), NAMES

@@ -346,8 +346,8 @@ class Dataset:
             shift: int. Each image is moved by up to so many pixels, up or
                 down and left or right; what comes in repeats its edge.
                 Defaults to `0`.
-            flip: bool. Whether to mirror every other image, left to right.
-                Defaults to `False`.
+            flip: bool. Whether to mirror images left to right, each with a
+                chance of one half. Defaults to `False`.
             seed: int. Of the shuffling, the shifts and the flips. Defaults
                 to `0`.
         """

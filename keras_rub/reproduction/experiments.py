@@ -177,7 +177,10 @@ def _large_radii(context: Context) -> Page | None:
         cells = choose.searched_cells(plan, seen)
         judged = run.protocol.judge(context, plan, choose.radii_of(cells))
         found += rows.protocol.search(name, seen, cells, judged)
-    return pages.large_radii.large_radii(plan, found) if found else None
+    if not found:
+        return None
+    laptop = context.budget == "laptop"
+    return pages.large_radii.large_radii(plan, found, laptop)
 
 
 def _summary(context: Context) -> Page | None:
