@@ -82,17 +82,21 @@ def small_cnn(
     input_shape: Sequence[int],
     num_classes: int,
     kernel_initializer: str | keras.initializers.Initializer = "glorot_uniform",
+    filters: Sequence[int] = (16, 32),
+    units: int = 100,
 ) -> keras.Model:
     """The small network of the papers on provable Linf robustness.
 
-    Two 4x4 convolutions with stride 2, of 16 and 32 filters, then dense
-    layers of 100 and K; no pooling (Wong and Kolter).
+    4x4 convolutions with stride 2, then dense layers of `units` and K; no
+    pooling (Wong and Kolter).
 
     Args:
         input_shape: shape of one image, [height, width, channels].
         num_classes: int. K.
         kernel_initializer: of all layers, such as
             `keras_rub.IBPInitializer()`. Defaults to `"glorot_uniform"`.
+        filters: of the convolutions. Defaults to `(16, 32)`.
+        units: int. Width of the dense layer. Defaults to 100.
 
     Returns:
         A built `keras.Sequential` with logits [batch, K] as its output.
@@ -103,10 +107,9 @@ def small_cnn(
     return keras.Sequential(
         [
             layers.Input(tuple(input_shape)),
-            layers.Conv2D(16, 4, **shape, **start),
-            layers.Conv2D(32, 4, **shape, **start),
+            *(layers.Conv2D(count, 4, **shape, **start) for count in filters),
             layers.Flatten(),
-            layers.Dense(100, activation="relu", **start),
+            layers.Dense(units, activation="relu", **start),
             layers.Dense(num_classes, **start),
         ],
         name="small_cnn",

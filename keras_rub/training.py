@@ -43,6 +43,9 @@ ARCHITECTURES: dict[str, Callable[..., keras.Model]] = {
     "mlp1": functools.partial(models.mlp, hidden=(200,)),
     "cnn": models.cnn,
     "small_cnn": models.small_cnn,
+    "wide_cnn": functools.partial(
+        models.small_cnn, filters=(32, 64), units=256
+    ),
 }
 
 # How a network ends: as logits or probabilities of all classes, or as one
