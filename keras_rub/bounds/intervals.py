@@ -281,11 +281,11 @@ def affine_range(program: Program, index: int, ball: Ball) -> Interval:
     if mixed and width > WIDEST_MATRIX:
         return _along(path, index, ball)
     if not limited and not mixed:
-        reach = rho * _reach(path, index, center, ball)
+        reach = rho * reach_of(path, index, center, ball)
         return Interval(center - reach, center + reach)
     if not mixed and (plain or width > WIDEST_MATRIX):
         box = _along(path, index, ball)
-        reach = rho * _reach(path, index, center, ball)
+        reach = rho * reach_of(path, index, center, ball)
         return Interval(
             tf.maximum(box.low, center - reach),
             tf.minimum(box.high, center + reach),
@@ -346,8 +346,19 @@ def _matrix(path, index, center, ball) -> tf.Tensor:
     return matrix_of(path, 0, index, {0: ball.x, index: center})
 
 
-def _reach(path, index, center, ball) -> tf.Tensor:
-    """How far a radius of one moves each entry of a value: [1, ...]."""
+def reach_of(
+    path: Sequence[Affine], index: int, center: tf.Tensor, ball: Ball
+) -> tf.Tensor:
+    """How far a radius of one moves each entry of a value: [1, ...].
+
+    The valid range does not count.
+
+    Args:
+        path: the operations from the input to the value.
+        index: number of the value.
+        center: tensor [batch, ...], the value itself.
+        ball: the perturbation sets.
+    """
     found = _reach_of_convolution(path, ball)
     if found is not None:
         return found
@@ -385,7 +396,7 @@ def _reach_of_convolution(path, ball) -> tf.Tensor | None:
     if len(mixing) != 1 or mixing[0].convolution is None:
         return None
     layer, norm = mixing[0].convolution, ball.perturbations.norm
-    if layer.data_format != "channels_last":
+    if layer.data_format != "channels_last" or ball.perturbations.categories:
         return None
     dtype = ball.x.dtype
     kernel = tf.abs(tf.cast(tf.convert_to_tensor(layer.kernel), dtype))

@@ -10,7 +10,8 @@ from __future__ import annotations
 import numpy as np
 import tensorflow as tf
 
-from keras_rub.bounds.first_layer import first_layer
+from keras_rub.bounds.first_layer import WIDEST_MATRIX, cut
+from keras_rub.bounds.intervals import Ball, reach_of, size_of
 from keras_rub.bounds.majorant import Relaxation
 from keras_rub.perturbations import PerturbationSet
 
@@ -29,15 +30,16 @@ def allowance(
         Tensor [batch, K - 1].
     """
     x = relaxation.values[0]
-    shape = tuple(x.shape[1:])
-    start = first_layer(relaxation)
-    if start is None:
-        moves = tf.constant(perturbations.magnitudes(shape)[None], x.dtype)
+    found = cut(relaxation)
+    index = 0 if found is None else found[0]
+    clean = relaxation.values[index]
+    if found is None or size_of(clean) > WIDEST_MATRIX:
         index, clean = 0, x
+        magnitudes = perturbations.magnitudes(tuple(x.shape[1:]))
+        moves = tf.constant(magnitudes[None], x.dtype)
     else:
-        rows = tf.transpose(start.response)
-        moves = perturbations.support(rows, shape)[None]
-        index, clean = start.value, start.clean
+        ball = Ball(x, rho, perturbations)
+        moves = tf.reshape(reach_of(found[1], index, clean, ball), [1, -1])
     reach = tf.reshape(rho[:, None] * moves, tf.shape(clean))
     epsilon = float(np.finfo(x.dtype.as_numpy_dtype).eps)
     return epsilon * relaxation.rounding({index: reach})
