@@ -209,9 +209,9 @@ BOUNDS = {
     "smoke": BoundPlan(
         sets=("iris",),
         radii=(0.0, 1.0),
-        training_numbers=(0.01, 1.0),
+        training_numbers=(1.0,),
         rates=(1e-3,),
-        steps=2,
+        steps=1,
         every=1,
         samples=16,
     ),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import keras
@@ -155,7 +156,7 @@ def _cases(data, plan) -> list[dict[str, Any]]:
             data,
             keras.optimizers.Adam(1e-3),
         )
-        losses = _Losses(trainer.model.base, norm)
+        losses = Losses(trainer.model.base, norm)
         for number, rate in itertools.product(
             plan.training_numbers, plan.rates
         ):
@@ -173,18 +174,35 @@ def _cases(data, plan) -> list[dict[str, Any]]:
     return rows
 
 
-class _Losses:
-    """The losses of one network, whatever its weights; compiled once."""
+class Losses:
+    """The losses of one network, whatever its weights; compiled once.
 
-    def __init__(self, base, norm):
+    Args:
+        base: the network.
+        norm: of the bound and the attacks.
+    """
+
+    def __init__(self, base: keras.Model, norm: int | str):
         self._norm = norm
         self._bound = ARUBModel(base, rho=1.0, norm=norm)
         # Its bounds of the inputs are never reached, as in the paper.
         self._foolbox = attacks.make("foolbox-pgd", base, norm, batch_size=512)
         self._pgd = attacks.make("pgd", base, norm, batch_size=512)
 
-    def at(self, test, train, numbers):
-        """Pairs of a number and a dict with the losses at its radius."""
+    def at(
+        self,
+        test: Sequence[np.ndarray],
+        train: Sequence[np.ndarray],
+        numbers: Sequence[float],
+    ) -> Iterator[tuple[float, dict[str, float]]]:
+        """Pairs of a number and a dict with the losses at its radius.
+
+        Args:
+            test: samples [batch, ...] and labels [batch].
+            train: the same, of the training.
+            numbers: the radii; for L1 times the square root of the number of
+                features.
+        """
         on_test, on_train = self._lines(*test), self._lines(*train)
         shape = test[0].shape[1:]
         for number in numbers:
