@@ -144,7 +144,7 @@ def bounds(context: Context, plan: BoundPlan) -> dict[str, list[dict]]:
 def _cases(data, plan) -> list[dict[str, Any]]:
     """The losses for each norm, network, moment and radius."""
     test, train = (
-        [array[: plan.samples] for array in part]
+        tuple(array[: plan.samples] for array in part)
         for part in (data.test, data.train)
     )
     rows = []
@@ -191,8 +191,8 @@ class Losses:
 
     def at(
         self,
-        test: Sequence[np.ndarray],
-        train: Sequence[np.ndarray],
+        test: tuple[np.ndarray, np.ndarray],
+        train: tuple[np.ndarray, np.ndarray],
         numbers: Sequence[float],
     ) -> Iterator[tuple[float, dict[str, float]]]:
         """Pairs of a number and a dict with the losses at its radius.
