@@ -565,6 +565,8 @@ def test_shares_of_bounds():
         "own radius": [100.0, 50.0, 50.0, 50.0, 50.0, 2, 0],
         "rate 1": [100.0, 100.0, 100.0, 100.0, 100.0, 1, 1],
         "rate 0.01": [100.0, 50.0, 0.0, 0.0, 50.0, 2, 0],
+        "trained for 0.1": [100.0, 50.0, 50.0, 50.0, 50.0, 2, 0],
+        "trained for 1": [100.0, 100.0, 0.0, 0.0, 100.0, 1, 1],
     }
     assert found["all"]["paper"] == 95.0 and found["rate 1"]["paper"] is None
     nothing = rows.losses.above(
@@ -594,10 +596,11 @@ def test_what_the_page_on_bounds_says():
     assert explanation(at_zero)[0].endswith("and 95 % in the paper.")
     assert "leaves 88 %" in explanation(at_zero)[0]
     assert spread(found)[0] == (
-        "**Linf**, mean over the radii above 0, our attack: from 0 % "
-        "(rate 0.01) to 100 % (rate 1). At radii 0.1 the networks that were "
-        "trained for them have 100 % by the authors' protocol and 50 % under "
-        "our attack, all networks 100 % and 33 %."
+        "**Linf**, mean over the radii above 0, our attack: 0 % "
+        "(rate 0.01) to 100 % (rate 1); 0 % (trained for 1) to 50 % (trained "
+        "for 0.1). At radii 0.1 the networks that were trained for them have "
+        "100 % by the authors' protocol and 50 % under our attack, all "
+        "networks 100 % and 33 %."
     )
 
 

@@ -134,8 +134,8 @@ def tab_upper_bound(
             *explanation(rows),
             "## Which networks",
             "Authors' protocol / our attack / our attack on training samples, "
-            "for the networks that were trained for the radius, and by "
-            "learning rate:",
+            "for the networks that were trained for the radius itself, by "
+            "learning rate, and by the radius of the training:",
             _networks_table(plan, rows),
             *spread(rows),
         ],
@@ -288,24 +288,29 @@ def spread(rows: list[dict[str, Any]]) -> list[str]:
 
 
 def _spread(rows, norm):
-    means = {name: averages(rows, norm, name) for name in _choices(rows)}
-    rates = {
-        name: mean["ours"]
-        for name, mean in means.items()
-        if name not in (ALL, OWN) and "ours" in mean
-    }
-    low, high = (f(rates, key=lambda name: rates[name]) for f in (min, max))
     radii = sorted({row["rho"] for row in rows if row["networks"] == OWN})
     here = [row for row in rows if row["rho"] in radii]
     own, every = (averages(here, norm, name) for name in (OWN, ALL))
     return (
-        f"**L{norm}**, mean over the radii above 0, our attack: from "
-        f"{rates[low]:.0f} % ({low}) to {rates[high]:.0f} % ({high}). At radii "
-        f"{words.numbers(radii)} the networks that were trained for them have "
-        f"{own['theirs']:.0f} % by the authors' protocol and "
+        f"**L{norm}**, mean over the radii above 0, our attack: "
+        f"{_range(rows, norm, 'rate')}; {_range(rows, norm, 'trained')}. At "
+        f"radii {words.numbers(radii)} the networks that were trained for them "
+        f"have {own['theirs']:.0f} % by the authors' protocol and "
         f"{own['ours']:.0f} % under our attack, all networks "
         f"{every['theirs']:.0f} % and {every['ours']:.0f} %."
     )
+
+
+def _range(rows, norm, kind):
+    """The smallest and the largest share among choices of one kind."""
+    means = {
+        name: averages(rows, norm, name).get("ours")
+        for name in _choices(rows)
+        if name.startswith(kind)
+    }
+    means = {name: mean for name, mean in means.items() if mean is not None}
+    low, high = (f(means, key=lambda name: means[name]) for f in (min, max))
+    return f"{means[low]:.0f} % ({low}) to {means[high]:.0f} % ({high})"
 
 
 def _above_panel(norm, rows):

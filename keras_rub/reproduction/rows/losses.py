@@ -31,7 +31,7 @@ SHARES = {
     "ours_train": ("train_bound", "train_attacked"),
 }
 
-# Which networks a row is of, besides those of one rate.
+# Which networks a row is of, besides those of one rate or training radius.
 ALL = "all"
 OWN = "own radius"
 
@@ -66,9 +66,10 @@ def above(found: dict[str, list[dict]], plan: BoundPlan) -> list[dict]:
 
     Returns:
         A row for each norm, radius and choice of `networks`: all of them,
-        those that were trained for the radius, those of one learning rate.
-        Each has the shares of `SHARES`; cases with a loss that is not a
-        number are left out, as in the authors' code.
+        those that were trained for the radius, those of one learning rate,
+        those that were trained for one radius. Each has the shares of
+        `SHARES`; cases with a loss that is not a number are left out, as in
+        the authors' code.
     """
     every = [case for cases in found.values() for case in cases]
     rows = []
@@ -99,6 +100,12 @@ def _choices(cases, plan):
         **{
             f"rate {rate:g}": [case for case in cases if case["rate"] == rate]
             for rate in plan.rates
+        },
+        **{
+            f"trained for {number:g}": [
+                case for case in cases if case["trained"] == number
+            ]
+            for number in plan.training_numbers
         },
     }
 
