@@ -597,10 +597,11 @@ def test_what_the_page_on_bounds_says():
     assert "leaves 88 %" in explanation(at_zero)[0]
     assert spread(found)[0] == (
         "**Linf**, mean over the radii above 0, our attack: 0 % "
-        "(rate 0.01) to 100 % (rate 1); 0 % (trained for 1) to 50 % (trained "
-        "for 0.1). At radii 0.1 the networks that were trained for them have "
-        "100 % by the authors' protocol and 50 % under our attack, all "
-        "networks 100 % and 33 %."
+        "(rate 0.01) to 100 % (rate 1), 0 % (trained for 1) to 50 % (trained "
+        "for 0.1); on training samples 0 % (rate 0.01) to 100 % (rate 1), 0 % "
+        "(trained for 1) to 50 % (trained for 0.1). At radii 0.1 the networks "
+        "that were trained for them have 100 % by the authors' protocol and "
+        "50 % under our attack, all networks 100 % and 33 %."
     )
 
 

@@ -134,14 +134,14 @@ def tab_upper_bound(
             *explanation(rows),
             "## Which networks",
             "Authors' protocol / our attack / our attack on training samples, "
-            "for the networks that were trained for the radius itself, by "
-            "learning rate, and by the radius of the training:",
+            "by learning rate, by the radius of the training, and for the "
+            "networks that were trained for the radius itself:",
             _networks_table(plan, rows),
             *spread(rows),
         ],
         differences=[
             f"{sets} sets instead of {paper.SETS}; learning rates "
-            f"{', '.join(words.power(rate) for rate in plan.rates)}; training "
+            f"{words.numbers(plan.rates)}; training "
             f"radii {words.numbers(plan.training_numbers)}; {plan.steps} steps "
             f"of {plan.batch_size} instead of "
             f"{paper.TABLES.steps} of {paper.TABLES.batch_size}, "
@@ -228,7 +228,7 @@ def _explanation(rows, norm):
         for before, name in itertools.pairwise(SHARES)
     }
     parts = [
-        f"{_TITLES[name]} {means[name]:.0f} ({step:+.0f})"
+        f"{_TITLES[name]} {means[name]:.0f} ({round(step):+d})"
         for name, step in steps.items()
     ]
     text = [
@@ -293,24 +293,29 @@ def _spread(rows, norm):
     own, every = (averages(here, norm, name) for name in (OWN, ALL))
     return (
         f"**L{norm}**, mean over the radii above 0, our attack: "
-        f"{_range(rows, norm, 'rate')}; {_range(rows, norm, 'trained')}. At "
-        f"radii {words.numbers(radii)} the networks that were trained for them "
-        f"have {own['theirs']:.0f} % by the authors' protocol and "
+        f"{_ranges(rows, norm, 'ours')}; on training samples "
+        f"{_ranges(rows, norm, 'ours_train')}. At radii "
+        f"{words.numbers(radii)} the networks that were trained for them have "
+        f"{own['theirs']:.0f} % by the authors' protocol and "
         f"{own['ours']:.0f} % under our attack, all networks "
         f"{every['theirs']:.0f} % and {every['ours']:.0f} %."
     )
 
 
-def _range(rows, norm, kind):
-    """The smallest and the largest share among choices of one kind."""
-    means = {
-        name: averages(rows, norm, name).get("ours")
-        for name in _choices(rows)
-        if name.startswith(kind)
-    }
-    means = {name: mean for name, mean in means.items() if mean is not None}
-    low, high = (f(means, key=lambda name: means[name]) for f in (min, max))
-    return f"{means[low]:.0f} % ({low}) to {means[high]:.0f} % ({high})"
+def _ranges(rows, norm, share):
+    """The extremes of a share by rate, and by training radius."""
+    found = []
+    for kind in ("rate", "trained"):
+        means = {
+            name: averages(rows, norm, name)[share]
+            for name in _choices(rows)
+            if name.startswith(kind) and averages(rows, norm, name)
+        }
+        low, high = (f(means, key=lambda name: means[name]) for f in (min, max))
+        found.append(
+            f"{means[low]:.0f} % ({low}) to {means[high]:.0f} % ({high})"
+        )
+    return ", ".join(found)
 
 
 def _above_panel(norm, rows):
