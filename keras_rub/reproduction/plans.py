@@ -262,10 +262,12 @@ class BoundPlan:
         sets: names of data sets.
         radii: the radii; for L1 times the square root of the number of
             features, as in the paper.
-        training_numbers: what the networks are trained for.
+        training_numbers: what the networks are trained for. The radius is
+            not ramped.
+        rates: learning rates, constant over the training.
         steps: training steps.
         every: steps between two measurements.
-        samples: training samples to measure on.
+        samples: test samples, and as many training samples, to measure on.
         batch_size: samples a step.
         defences: those that are trained.
     """
@@ -273,6 +275,7 @@ class BoundPlan:
     sets: tuple[str, ...]
     radii: tuple[float, ...]
     training_numbers: tuple[float, ...]
+    rates: tuple[float, ...]
     steps: int
     every: int
     samples: int
@@ -281,9 +284,12 @@ class BoundPlan:
     defences: ClassVar[tuple[str, ...]] = ("aRUB-Linf", "aRUB-L1")
 
     def recipe(self, title: str, rows: int) -> Recipe:
-        """How one defence is trained, but for the radius."""
+        """How one defence is trained, but for radius and rate."""
         return recipe_of(
-            title, batch_size=min(self.batch_size, rows), steps=self.steps
+            title,
+            rho_ramp=0.0,
+            batch_size=min(self.batch_size, rows),
+            steps=self.steps,
         )
 
 

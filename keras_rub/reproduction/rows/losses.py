@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,19 @@ NORMS = ("inf", "1")
 ROUNDING = 1e-5  # of the loss
 SMALLEST = 1e-7  # below, a mean of float32 losses is rounding
 NEARLY = 0.01  # of the loss, for the second count
+
+# From the name of a share to the bound and the loss of a case it compares. Each
+# differs from the one before in one thing: the first is the authors' protocol.
+SHARES = {
+    "theirs": ("paper_bound", "foolbox"),
+    "same_radius": ("bound", "foolbox"),
+    "ours": ("bound", "attacked"),
+    "ours_train": ("train_bound", "train_attacked"),
+}
+
+# Which networks a row is of, besides those of one rate or training radius.
+ALL = "all"
+OWN = "own radius"
 
 
 def curves(found: dict[tuple[str, float], dict]) -> list[dict[str, Any]]:
@@ -44,39 +58,113 @@ def curves(found: dict[tuple[str, float], dict]) -> list[dict[str, Any]]:
 
 
 def above(found: dict[str, list[dict]], plan: BoundPlan) -> list[dict]:
-    """Percent of the cases where the bound is above, a row a norm and radius.
+    """Percents of the cases where the bound is above.
 
     Args:
         found: of `run.losses.bounds`.
         plan: `BoundPlan`.
+
+    Returns:
+        A row for each norm, radius and choice of `networks`: all of them,
+        those that were trained for the radius, those of one learning rate,
+        those that were trained for one radius. Each has the shares of
+        `SHARES`; cases with a loss that is not a number are left out, as in
+        the authors' code.
     """
     every = [case for cases in found.values() for case in cases]
     rows = []
-    for norm in NORMS:
+    for norm, number in itertools.product(NORMS, plan.radii):
+        here = (norm, number)
         theirs = paper.table("uci46", paper.ABOVE, norm)[f"aRUB-L{norm}"]
-        for number in plan.radii:
-            here = (norm, number)
-            cases = [c for c in every if (c["norm"], c["number"]) == here]
-            rows.append(
-                {
-                    "norm": norm,
-                    "rho": number,
-                    "paper": theirs.get(number),
-                    "ours": _percent_above(cases, ROUNDING),
-                    "ours_nearly": _percent_above(cases, NEARLY),
-                    "cases": len(cases),
-                }
-            )
+        cases = [c for c in every if (c["norm"], c["number"]) == here]
+        for networks, some in _choices(cases, plan).items():
+            if some:
+                rows.append(
+                    {
+                        "norm": norm,
+                        "rho": number,
+                        "networks": networks,
+                        "paper": theirs.get(number)
+                        if networks == ALL
+                        else None,
+                        **_shares(some),
+                    }
+                )
     return rows
 
 
-def _percent_above(cases, slack):
-    return round(100 * np.mean([is_above(case, slack) for case in cases]), 2)
+def _choices(cases, plan):
+    return {
+        ALL: cases,
+        OWN: [case for case in cases if case["trained"] == case["number"]],
+        **{
+            f"rate {rate:g}": [case for case in cases if case["rate"] == rate]
+            for rate in plan.rates
+        },
+        **{
+            f"trained for {number:g}": [
+                case for case in cases if case["trained"] == number
+            ]
+            for number in plan.training_numbers
+        },
+    }
 
 
-def is_above(case: dict[str, Any], slack: float) -> bool:
-    """Whether the bound is at most a share of `slack` below the loss."""
-    return case["bound"] >= case["attacked"] * (1 - slack) - SMALLEST
+def _shares(cases):
+    counted = [
+        case
+        for case in cases
+        if not any(
+            np.isnan(case[key]) for pair in SHARES.values() for key in pair
+        )
+    ]
+    return {
+        **{
+            name: _percent_above(
+                counted, *pair, 0.0 if name == "theirs" else ROUNDING
+            )
+            for name, pair in SHARES.items()
+        },
+        "ours_nearly": _percent_above(counted, *SHARES["ours"], NEARLY),
+        "cases": len(counted),
+        "left_out": len(cases) - len(counted),
+    }
+
+
+def _percent_above(cases, bound, attacked, slack):
+    if not cases:
+        return None
+    right = [is_above(case[bound], case[attacked], slack) for case in cases]
+    return round(100 * float(np.mean(right)), 2)
+
+
+def is_above(bound: float, attacked: float, slack: float) -> bool:
+    """Whether a bound is at most a share of `slack` below a loss."""
+    smallest = SMALLEST if slack else 0.0
+    return bound >= attacked * (1 - slack) - smallest
+
+
+def averages(
+    rows: list[dict[str, Any]], norm: str, networks: str
+) -> dict[str, float]:
+    """Means of the shares over the radii above 0; empty without rows.
+
+    Args:
+        rows: of `above`.
+        norm: one of `NORMS`.
+        networks: which of them.
+    """
+    some = [
+        row
+        for row in rows
+        if (row["norm"], row["networks"]) == (norm, networks) and row["rho"] > 0
+    ]
+    found = {}
+    for key in ("paper", *SHARES):
+        values = [row[key] for row in some if row[key] is not None]
+        if values:
+            found[key] = float(np.mean(values))
+    return found
 
 
 def speed(

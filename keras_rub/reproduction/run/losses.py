@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import keras
@@ -37,17 +39,29 @@ class _Every(keras.callbacks.Callback):
 
 def _cross_entropy(logits, labels) -> float:
     values = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
-    # With the digits of float32 and no more: results are kept as text.
-    return float(f"{float(tf.reduce_mean(values)):.8g}")
+    return _as_text(tf.reduce_mean(values))
 
 
-def attacked_loss(base, x, y, rho: float, norm: int | str) -> float:
-    """Mean loss at the points where PGD ends, right or wrong before."""
-    attack = attacks.make("pgd", base, norm, batch_size=512)
+def _as_text(value) -> float:
+    """With the digits of float32 and no more: results are kept as text."""
+    return float(f"{float(value):.9g}")
+
+
+def attacked_loss(
+    attack: attacks.Attack, x: np.ndarray, y: np.ndarray, rho: float
+) -> float:
+    """Mean loss at the points where an attack ends, right or wrong before.
+
+    Args:
+        attack: `attacks.Attack`.
+        x: samples, [batch, ...].
+        y: labels, [batch].
+        rho: the radius.
+    """
     radii = np.full(len(x), rho, "float32")
     # `run` and not a call, which leaves misclassified samples alone.
     points = attack.run(x, y.astype("int32"), radii, None, 0)
-    return _cross_entropy(base(points), y)
+    return _cross_entropy(attack.base(points), y)
 
 
 def curves(
@@ -80,6 +94,7 @@ def curves(
 def _curve(trainer, data, plan) -> dict[str, Any]:
     x, y = (part[: plan.samples] for part in data.validation)
     model, rho = trainer.model, trainer.recipe.rho
+    attack = attacks.make("pgd", model.base, "inf", batch_size=512)
     found: dict[str, list[float]] = {
         key: [] for key in ("step", "minimised", "attacked", "clean")
     }
@@ -91,16 +106,27 @@ def _curve(trainer, data, plan) -> dict[str, Any]:
         found["step"].append(step)
         found["minimised"].append(logs["loss"])
         found["clean"].append(logs["clean_loss"])
-        found["attacked"].append(attacked_loss(model.base, x, y, rho, "inf"))
+        found["attacked"].append(attacked_loss(attack, x, y, rho))
 
     trainer.train(rho, [_Every(plan.every, measure)])
     return found
 
 
 def bounds(context: Context, plan: BoundPlan) -> dict[str, list[dict]]:
-    """Both losses of every case, from the name of a set; a job each.
+    """The losses of every case, from the name of a set; a job each.
 
-    A case is a network at one moment of its training, and a radius.
+    A case is a network at one moment of its training, and a radius. Besides
+    `norm`, `number` (the radius), `trained` (the radius of its training, as a
+    number), `rate` and `step` it tells
+
+    - `bound`: the aRUB loss;
+    - `paper_bound`: the same as the authors' code computes it;
+    - `attacked`: the loss under our PGD;
+    - `foolbox`: the loss under foolbox's PGD with its defaults;
+    - `train_bound`, `train_attacked`: two of them on training samples, the
+      others are on test samples.
+
+    Networks of a large rate can give infinite losses, or no numbers.
     """
     decides = dataclasses.replace(plan, sets=())
 
@@ -116,44 +142,97 @@ def bounds(context: Context, plan: BoundPlan) -> dict[str, list[dict]]:
 
 
 def _cases(data, plan) -> list[dict[str, Any]]:
-    """Both losses for each norm, network, moment and radius."""
-    x, y = (part[: plan.samples] for part in data.train)
+    """The losses for each norm, network, moment and radius."""
+    test, train = (
+        tuple(array[: plan.samples] for array in part)
+        for part in (data.test, data.train)
+    )
     rows = []
     for title in plan.defences:
         _, norm = TABLE_DEFENCES[title]
-        trainer = Trainer(plan.recipe(title, len(data.train[0])), data)
-        bound = ARUBModel(trainer.model.base, rho=1.0, norm=norm)
+        # Constant rates and no clipping of gradients, as in the paper.
+        trainer = Trainer(
+            plan.recipe(title, len(data.train[0])),
+            data,
+            keras.optimizers.Adam(1e-3),
+        )
+        losses = Losses(trainer.model.base, norm)
+        for number, rate in itertools.product(
+            plan.training_numbers, plan.rates
+        ):
+            network = {"norm": str(norm), "trained": number, "rate": rate}
 
-        def measure(step, norm=norm, bound=bound, title=title):
-            for number, losses in _both_losses(bound, x, y, norm, plan.radii):
-                rows.append(
-                    {
-                        "norm": str(norm),
-                        "number": number,
-                        "trained": title,
-                        "step": step,
-                        **losses,
-                    }
-                )
+            def measure(step, network=network, losses=losses):
+                for radius, found in losses.at(test, train, plan.radii):
+                    rows.append(
+                        {**network, "number": radius, "step": step, **found}
+                    )
 
-        for number in plan.training_numbers:
             rho = paper_radius(number, norm, data.input_shape)
-            trainer.train(rho, [_Every(plan.every, measure)])
+            trainer.train(rho, [_Every(plan.every, measure)], rate)
         keras.backend.clear_session()
     return rows
 
 
-def _both_losses(bound, x, y, norm, numbers):
-    """Pairs of a number and a dict with the losses at its radius."""
-    clean = bound.worst_case_margins(x, y, rho=0.0).numpy()
-    # The bound is linear in the radius.
-    slope = bound.worst_case_margins(x, y, rho=1.0).numpy() - clean
-    for number in numbers:
-        rho = paper_radius(number, norm, x.shape[1:])
-        yield (
-            number,
-            {
-                "bound": _cross_entropy(clean + rho * slope, y),
-                "attacked": attacked_loss(bound.base, x, y, rho, norm),
-            },
-        )
+class Losses:
+    """The losses of one network, whatever its weights; compiled once.
+
+    Args:
+        base: the network.
+        norm: of the bound and the attacks.
+    """
+
+    def __init__(self, base: keras.Model, norm: int | str):
+        self._norm = norm
+        self._bound = ARUBModel(base, rho=1.0, norm=norm)
+        # Its bounds of the inputs are never reached, as in the paper.
+        self._foolbox = attacks.make("foolbox-pgd", base, norm, batch_size=512)
+        self._pgd = attacks.make("pgd", base, norm, batch_size=512)
+
+    def at(
+        self,
+        test: tuple[np.ndarray, np.ndarray],
+        train: tuple[np.ndarray, np.ndarray],
+        numbers: Sequence[float],
+    ) -> Iterator[tuple[float, dict[str, float]]]:
+        """Pairs of a number and a dict with the losses at its radius.
+
+        Args:
+            test: samples [batch, ...] and labels [batch].
+            train: the same, of the training.
+            numbers: the radii; for L1 times the square root of the number of
+                features.
+        """
+        on_test, on_train = self._lines(*test), self._lines(*train)
+        shape = test[0].shape[1:]
+        for number in numbers:
+            rho = paper_radius(number, self._norm, shape)
+            # The authors' code multiplies by the square root of the number of
+            # features where it is given, and their L1 bound once more.
+            again = paper_radius(rho, self._norm, shape)
+            yield (
+                number,
+                {
+                    "bound": _cross_entropy(on_test(rho), test[1]),
+                    "paper_bound": _as_text(paper_bound(on_test(again))),
+                    "attacked": attacked_loss(self._pgd, *test, rho),
+                    "foolbox": attacked_loss(self._foolbox, *test, rho),
+                    "train_bound": _cross_entropy(on_train(rho), train[1]),
+                    "train_attacked": attacked_loss(self._pgd, *train, rho),
+                },
+            )
+
+    def _lines(self, x, y):
+        """Worst-case margins [batch, classes] as a function of the radius."""
+        clean = self._bound.worst_case_margins(x, y, rho=0.0)
+        slope = self._bound.worst_case_margins(x, y, rho=1.0) - clean
+        return lambda rho: clean + rho * slope
+
+
+def paper_bound(margins: tf.Tensor) -> tf.Tensor:
+    """The aRUB loss as the authors' code computes it: large margins overflow.
+
+    Args:
+        margins: worst-case margins of all classes, [batch, classes].
+    """
+    return tf.reduce_mean(tf.math.log(tf.reduce_sum(tf.exp(margins), axis=1)))
