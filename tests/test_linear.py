@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 
 import keras
 import numpy as np
@@ -12,6 +13,8 @@ from keras import layers
 import keras_rub
 from keras_rub.bounds import local
 from keras_rub.bounds.compiled import compiled_bounds
+from keras_rub.bounds.first_layer import first_layer
+from keras_rub.bounds.methods import METHODS
 from keras_rub.bounds.problem import Problem
 from tests import crown_reference
 from tests.test_certify import network, randomise, samples
@@ -94,6 +97,62 @@ def test_memory_budget_changes_no_margin(method):
     np.testing.assert_array_equal(parts.certified, whole.certified)
     np.testing.assert_allclose(
         parts.margins, whole.margins, rtol=1e-4, atol=1e-5
+    )
+
+
+def largest_tensor(function):
+    """Bytes of the largest tensor of a graph, for one sample."""
+    graph = function.get_concrete_function().graph.as_graph_def(add_shapes=True)
+    nodes = [*graph.node]
+    for part in graph.library.function:
+        nodes += part.node_def
+    sizes = [
+        4 * math.prod(max(int(axis.size), 1) for axis in shape.dim)
+        for node in nodes
+        for shape in node.attr["_output_shapes"].list.shape
+        if not shape.unknown_rank
+    ]
+    assert len(sizes) > 100
+    return max(sizes)
+
+
+@pytest.mark.medium
+@pytest.mark.parametrize("method", ["crown", "coap"])
+def test_no_tensor_is_larger_than_the_budget(method):
+    # A first layer of 3136 neurons, whose matrix would take 10 MB.
+    model = keras_rub.models.small_cnn((28, 28, 1), 10)
+    weights = 4 * max(math.prod(weight.shape) for weight in model.weights)
+    budget = 2**20
+    assert weights < budget
+    bounds = compiled_bounds(
+        model, keras_rub.PerturbationSet("inf"), memory_budget=budget
+    )
+    for function in (bounds.margins(METHODS[method]), bounds.allowance):
+        assert weights <= largest_tensor(function) <= budget
+
+
+@pytest.mark.eager
+@pytest.mark.parametrize("norm", [1, 2, "inf"])
+def test_allowance_of_a_convolution_is_that_of_its_matrix(norm):
+    model = network("cnn")
+    rng = randomise(model, 3)
+    x, y = samples(model, rng, count=3)
+    mask = np.arange(x[0].size).reshape(x[0].shape) % 3 > 0
+    weights = rng.uniform(0.5, 2.0, x[0].shape)
+    attacker = keras_rub.PerturbationSet(norm, mask=mask, weights=weights)
+    problem = Problem.of(model, attacker)
+    x, y = tf.constant(x), tf.constant(y, tf.int32)
+    rho = tf.constant([0.0, 0.1, 3.0])
+    relaxation = problem.relaxation(x, y)
+    start = first_layer(relaxation)
+    assert start.convolves
+    moves = attacker.support(tf.transpose(start.response), x.shape[1:])
+    reach = tf.reshape(rho[:, None] * moves, tf.shape(start.clean))
+    expected = np.finfo("float32").eps * relaxation.rounding(
+        {start.value: reach}
+    )
+    np.testing.assert_allclose(
+        problem.allowance(x, y, rho), expected, rtol=1e-5
     )
 
 
