@@ -334,10 +334,12 @@ def chain(features, hidden, classes, activation):
     )
 
 
-def compare_with_full_scan(model, x, rho, **limits):
+def compare_with_full_scan(model, x, rho, memory_budget=2**26, **limits):
     """Asserts that `settle` finds what all vertices together give."""
     attacker = keras_rub.PerturbationSet(1, **limits)
-    problem = compiled_bounds(model, attacker).problem
+    problem = compiled_bounds(
+        model, attacker, memory_budget=memory_budget
+    ).problem
     x, rho = tf.constant(x, tf.float32), tf.constant(rho, tf.float32)
     labels = tf.argmax(problem.logits(x), axis=-1, output_type=tf.int32)
     inputs = (x, labels, rho)
@@ -376,6 +378,7 @@ def test_largest_margin_needs_few_vertices(
 ):
     """The first samples are pruned, the others as well or not at all."""
     monkeypatch.setattr(branching, "_MOST_LEFT", most_left)
+    monkeypatch.setattr(branching, "_FIRST_MIXED", 2)
     model = chain(*CHAINS[kind])
     features = CHAINS[kind][0]
     limits = [{}]
@@ -401,6 +404,8 @@ def test_largest_margin_of_awkward_networks(limited):
     rng = randomise(model, 0)
     x, _ = samples(model, rng, count=len(RADII))
     first, second, last = model.layers
+    # Blocks of two samples.
+    compare_with_full_scan(model, x, RADII, memory_budget=2500, **limits)
     # All vertices alike, and then two classes too.
     first.kernel.assign(tf.repeat(first.kernel[:1], 5, axis=0))
     compare_with_full_scan(model, x, RADII, **limits)
