@@ -405,7 +405,7 @@ def test_largest_margin_of_awkward_networks(limited):
     x, _ = samples(model, rng, count=len(RADII))
     first, second, last = model.layers
     # Blocks of two samples.
-    compare_with_full_scan(model, x, RADII, memory_budget=2500, **limits)
+    compare_with_full_scan(model, x, RADII, memory_budget=4000, **limits)
     # All vertices alike, and then two classes too.
     first.kernel.assign(tf.repeat(first.kernel[:1], 5, axis=0))
     compare_with_full_scan(model, x, RADII, **limits)
