@@ -357,7 +357,12 @@ def compare_with_full_scan(model, x, rho, memory_budget=2**26, **limits):
     return np.asarray(found.proved)
 
 
-# What the vertices of these networks have in common, or not.
+@pytest.fixture
+def small_batches(monkeypatch):
+    """Prunes batches that are too small for it to pay."""
+    monkeypatch.setattr(branching, "_FEWEST", 0)
+
+
 CHAINS = {
     "relu": (6, (12, 10), 4, "relu"),
     "deep": (6, (9, 9, 9), 3, "relu"),
@@ -369,6 +374,7 @@ CHAINS = {
 RADII = (0.0, 1e-6, 0.01, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0, 1e4)
 
 
+@pytest.mark.usefixtures("small_batches")
 @pytest.mark.eager
 @pytest.mark.parametrize("most_left", [-1.0, 2.0], ids=["scan", "prune"])
 @pytest.mark.parametrize("limited", [False, True])
@@ -396,6 +402,7 @@ def test_largest_margin_needs_few_vertices(
     assert np.any(proved) and not np.all(proved)
 
 
+@pytest.mark.usefixtures("small_batches")
 @pytest.mark.eager
 @pytest.mark.parametrize("limited", [False, True])
 def test_largest_margin_of_awkward_networks(limited):
@@ -419,6 +426,7 @@ def test_largest_margin_of_awkward_networks(limited):
     assert not compare_with_full_scan(model, x, RADII, **limits).any()
 
 
+@pytest.mark.usefixtures("small_batches")
 @pytest.mark.eager
 def test_bad_samples_leave_the_largest_margin_of_others_alone():
     model = chain(5, (8, 6), 3, "relu")
@@ -448,6 +456,7 @@ def test_bad_samples_leave_the_largest_margin_of_others_alone():
     assert not np.asarray(found.proved)[[0, 3, 10]].any()
 
 
+@pytest.mark.usefixtures("small_batches")
 @pytest.mark.eager
 def test_few_vertices_are_evaluated(monkeypatch):
     rows = []

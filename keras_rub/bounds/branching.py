@@ -23,6 +23,10 @@ _GROUP = 4
 _FIRST = 2
 _FIRST_MIXED = 8
 
+# Batches of fewer samples are scanned: what pruning saves there, if it does, is
+# no more than what it takes to try.
+_FEWEST = 64
+
 # Samples that are tried first, and the part of their vertices that may be left
 # so that the others are pruned too: to prune costs 0.4 of a full scan, and
 # small groups a third more than large ones.
@@ -62,7 +66,8 @@ def largest_margins(
     inputs = (x, labels, rho)
 
     def step(first, helps, parts):
-        size = tf.where(first > 0, most, min(_TRIED, most))
+        tries = helps & (first == 0)
+        size = tf.where(tries, min(_TRIED, most), most)
         last = tf.minimum(first + size, total)
         bound = problem.vertex_bound(*(part[first:last] for part in inputs))
         limit = allowance[first:last]
@@ -79,7 +84,7 @@ def largest_margins(
     *_, parts = tf.while_loop(
         lambda first, *_: first < total,
         step,
-        (tf.constant(0), tf.constant(True), parts),
+        (tf.constant(0), total >= _FEWEST, parts),
         parallel_iterations=1,
     )
     return tf.ensure_shape(parts.concat(), [None, width])
