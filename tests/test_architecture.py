@@ -65,6 +65,7 @@ FLOORS = [
         "bounds.alpha",
         "bounds.slopes",
         "bounds.problem",
+        "bounds.branching",
         "bounds.piecewise",
         "bounds.silence",
         "bounds.exact",

@@ -14,8 +14,9 @@ from keras import layers
 from sklearn.datasets import load_digits
 
 import keras_rub
-from keras_rub.bounds import radii
+from keras_rub.bounds import branching, decision, methods, radii
 from keras_rub.bounds.compiled import compiled_bounds
+from keras_rub.bounds.majorant import Relaxation
 from tests import sampling
 
 METHODS = (
@@ -321,6 +322,158 @@ def test_deciding_only_changes_no_decision(kind, limited):
             np.testing.assert_array_equal(full.certified, fast.certified)
             if method == "rub":
                 assert np.all(fast.margins >= full.margins - 1e-4)
+
+
+def chain(features, hidden, classes, activation):
+    return keras.Sequential(
+        [
+            layers.Input((features,)),
+            *(layers.Dense(width, activation=activation) for width in hidden),
+            layers.Dense(classes),
+        ]
+    )
+
+
+def compare_with_full_scan(model, x, rho, memory_budget=2**26, **limits):
+    """Asserts that `settle` finds what all vertices together give."""
+    attacker = keras_rub.PerturbationSet(1, **limits)
+    problem = compiled_bounds(
+        model, attacker, memory_budget=memory_budget
+    ).problem
+    x, rho = tf.constant(x, tf.float32), tf.constant(rho, tf.float32)
+    labels = tf.argmax(problem.logits(x), axis=-1, output_type=tf.int32)
+    inputs = (x, labels, rho)
+    full = problem.vertex_bound(*inputs).worst_case().margins.numpy()
+    found = decision.settle(problem, methods.METHODS["rub"], *inputs)
+    margins = found.margins.numpy()
+    tolerance = 1e-5 * np.maximum(np.abs(full), 1)
+    assert np.all(margins >= full - tolerance)
+    largest, allowed = margins.max(axis=1), full.max(axis=1)
+    np.testing.assert_allclose(largest, allowed, rtol=1e-5, atol=1e-6)
+    allowance = problem.allowance(*inputs)
+    np.testing.assert_array_equal(
+        found.proved, decision.is_proved(full, allowance)
+    )
+    return np.asarray(found.proved)
+
+
+@pytest.fixture
+def small_batches(monkeypatch):
+    """Prunes batches that are too small for it to pay."""
+    monkeypatch.setattr(branching, "_FEWEST", 0)
+
+
+CHAINS = {
+    "relu": (6, (12, 10), 4, "relu"),
+    "deep": (6, (9, 9, 9), 3, "relu"),
+    "leaky": (5, (9, 8), 3, "leaky_relu"),
+    "elu": (5, (9, 8), 3, "elu"),
+    "one feature": (1, (8, 7), 3, "relu"),
+    "two classes": (5, (8,), 2, "relu"),
+}
+RADII = (0.0, 1e-6, 0.01, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0, 1e4)
+
+
+@pytest.mark.usefixtures("small_batches")
+@pytest.mark.eager
+@pytest.mark.parametrize("most_left", [-1.0, 2.0], ids=["scan", "prune"])
+@pytest.mark.parametrize("limited", [False, True])
+@pytest.mark.parametrize("kind", CHAINS)
+def test_largest_margin_needs_few_vertices(
+    kind, limited, most_left, monkeypatch
+):
+    """The first samples are pruned, the others as well or not at all."""
+    monkeypatch.setattr(branching, "_MOST_LEFT", most_left)
+    monkeypatch.setattr(branching, "_FIRST_MIXED", 2)
+    model = chain(*CHAINS[kind])
+    features = CHAINS[kind][0]
+    limits = [{}]
+    if features > 1:
+        limits.append({"mask": np.arange(features) > 0})
+        limits.append({"weights": 0.5 + np.arange(features)})
+    proved = []
+    for seed, limit in enumerate(limits):
+        rng = randomise(model, seed)
+        x, _ = samples(model, rng, count=3 * len(RADII))
+        x[0], x[1] = 0.0, 1.0  # features without room
+        if limited:
+            limit = {**limit, "input_range": (0.0, 1.0)}
+        proved.append(compare_with_full_scan(model, x, 3 * RADII, **limit))
+    assert np.any(proved) and not np.all(proved)
+
+
+@pytest.mark.usefixtures("small_batches")
+@pytest.mark.eager
+@pytest.mark.parametrize("limited", [False, True])
+def test_largest_margin_of_awkward_networks(limited):
+    limits = {"input_range": (0.0, 1.0)} if limited else {}
+    model = chain(5, (8, 6), 3, "relu")
+    rng = randomise(model, 0)
+    x, _ = samples(model, rng, count=len(RADII))
+    first, second, last = model.layers
+    # Blocks of two samples.
+    compare_with_full_scan(model, x, RADII, memory_budget=4000, **limits)
+    # All vertices alike, and then two classes too.
+    first.kernel.assign(tf.repeat(first.kernel[:1], 5, axis=0))
+    compare_with_full_scan(model, x, RADII, **limits)
+    last.kernel.assign(tf.gather(last.kernel, [0, 1, 1], axis=1))
+    last.bias.assign([0.0, 0.1, 0.1])
+    compare_with_full_scan(model, x, RADII, **limits)
+    second.bias.assign([-9.0] * 6)  # dead
+    compare_with_full_scan(model, x, RADII, **limits)
+    for weight in model.weights:
+        weight.assign(tf.zeros_like(weight))
+    assert not compare_with_full_scan(model, x, RADII, **limits).any()
+
+
+@pytest.mark.usefixtures("small_batches")
+@pytest.mark.eager
+def test_bad_samples_leave_the_largest_margin_of_others_alone():
+    model = chain(5, (8, 6), 3, "relu")
+    rng = randomise(model, 0)
+    x, labels = samples(model, rng, count=12)
+    problem = compiled_bounds(model, keras_rub.PerturbationSet(1)).problem
+    rho = np.full(12, 0.1, "float32")
+
+    def settle(x, rho):
+        return decision.settle(
+            problem,
+            methods.METHODS["rub"],
+            tf.constant(x),
+            tf.constant(labels, tf.int32),
+            tf.constant(rho),
+        )
+
+    good = settle(x, rho)
+    x[0], x[10, 2], rho[3] = np.nan, np.nan, np.inf
+    found = settle(x, rho)
+    others = np.delete(np.arange(12), [0, 3, 10])
+    assert np.asarray(good.proved)[others].any()
+    for before, after in zip(good, found, strict=True):
+        np.testing.assert_allclose(
+            np.asarray(before)[others], np.asarray(after)[others], rtol=1e-5
+        )
+    assert not np.asarray(found.proved)[[0, 3, 10]].any()
+
+
+@pytest.mark.usefixtures("small_batches")
+@pytest.mark.eager
+def test_few_vertices_are_evaluated(monkeypatch):
+    rows = []
+    margins = Relaxation.margins
+
+    def count(self, start, copies, *args):
+        rows.append(len(self.constant) * int(copies))
+        return margins(self, start, copies, *args)
+
+    monkeypatch.setattr(Relaxation, "margins", count)
+    model = chain(40, (16, 16), 3, "relu")
+    rng = randomise(model, 0)
+    x, _ = samples(model, rng, count=16)
+    compare_with_full_scan(model, x, np.full(16, 0.05))
+    assert max(rows) == 16 * 80  # the full scan
+    rows.remove(16 * 80)
+    assert sum(rows) < 16 * 20
 
 
 def test_result_of_a_single_radius(rng):

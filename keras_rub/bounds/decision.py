@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from keras_rub.bounds import pruning, radii, rounding, screening
+from keras_rub.bounds import branching, radii, rounding, screening
 from keras_rub.bounds.majorant import Relaxation
 from keras_rub.bounds.methods import Method
 from keras_rub.bounds.problem import Problem
@@ -20,9 +20,6 @@ from keras_rub.bounds.vertices import VertexBound
 # Vertices that are tried first where a valid range is given: most samples that
 # can't be certified show it at one of them.
 _QUICK = 8
-
-# Vertices of one sample that are evaluated together.
-_GROUP = 8
 
 # Vertices by which a radius is guessed, and that are tried first at each test
 # of it. With a valid range, a worst case mixes several of them: as many more
@@ -93,10 +90,39 @@ def decide(
     def finish():
         rows = tf.where(open_)
         some = [tf.gather(t, rows[:, 0]) for t in (x, labels, rho, allowance)]
-        exact = _finish(problem.vertex_bound(*some[:3]), some[3])
+        bound = problem.vertex_bound(*some[:3])
+        exact = branching.risky_margins(bound, some[3])
         return tf.tensor_scatter_nd_update(broken, rows, exact)
 
     margins = tf.cond(tf.reduce_any(open_), finish, lambda: broken)
+    return Decision(is_proved(margins, allowance), margins)
+
+
+def settle(
+    problem: Problem,
+    method: Method,
+    x: tf.Tensor,
+    labels: tf.Tensor,
+    rho: tf.Tensor,
+) -> Decision:
+    """Decides, and finds the largest margin of each sample.
+
+    Args:
+        problem: the network and the attacker.
+        method: one that can be traced.
+        x: tensor [batch, *features].
+        labels: int tensor [batch].
+        rho: tensor [batch].
+
+    Returns:
+        A `Decision` whose largest margin is that of the method. The others
+        are upper bounds.
+    """
+    allowance = problem.allowance(x, labels, rho)
+    if method.uses_vertices:
+        margins = branching.largest_margins(problem, x, labels, rho, allowance)
+    else:
+        margins = method.function(problem, x, labels, rho)
     return Decision(is_proved(margins, allowance), margins)
 
 
@@ -201,75 +227,3 @@ def _quick(bound: VertexBound) -> tf.Tensor:
     if bound.room is None:
         return screening.first_order(bound)[0]
     return bound.worst_case(screening.candidates(bound, _QUICK)).margins
-
-
-def _finish(bound: VertexBound, allowance: tf.Tensor) -> tf.Tensor:
-    """Bounds of samples that no quick look decided."""
-    if (
-        not bound.num_vertices
-        or bound.room is not None
-        or not pruning.can_prune(bound)
-    ):
-        return bound.worst_case().margins
-    upper = pruning.upper_margins(bound)
-    score = tf.reduce_max(upper + allowance[:, None], axis=-1)
-    # The negation, so that NaN counts as risky.
-    risky = tf.logical_not(score < 0)
-    exact = _at_risky(bound, tf.where(risky, score, -np.inf))
-    lowest = tf.cast(upper.dtype.min, upper.dtype)
-    harmless = tf.reduce_max(tf.where(risky[..., None], lowest, upper), axis=1)
-    clean = bound.relaxation.clean_margins
-    return tf.maximum(tf.maximum(exact, harmless), clean)
-
-
-def _at_risky(bound: VertexBound, score: tf.Tensor) -> tf.Tensor:
-    """Largest exact value [batch, K - 1] where `score` is not -inf.
-
-    The risky vertices of a sample are evaluated in small groups, so that
-    what belongs to the sample is read once for each of them.
-    """
-    counts = tf.reduce_sum(tf.cast(score > -np.inf, tf.int32), axis=1)
-    groups = -(-tf.reduce_max(counts) // _GROUP)
-    _, order = tf.math.top_k(
-        score, tf.minimum(groups * _GROUP, bound.num_vertices)
-    )
-    # The last group may repeat the sample's first vertex.
-    missing = groups * _GROUP - tf.shape(order)[1]
-    order = tf.concat([order, tf.repeat(order[:, :1], missing, axis=1)], axis=1)
-    order = tf.reshape(order, [-1, groups, _GROUP])
-    first = tf.range(groups) * _GROUP
-    wanted = tf.cast(tf.where(first[None] < counts[:, None]), tf.int32)
-    values = _at_groups(bound, order, wanted)
-    return tf.math.unsorted_segment_max(
-        values, wanted[:, 0], tf.shape(score)[0]
-    )
-
-
-def _at_groups(
-    bound: VertexBound, order: tf.Tensor, wanted: tf.Tensor
-) -> tf.Tensor:
-    """Largest values [G, K - 1] of groups [G, 2] of sample and number."""
-    rows = max(bound.memory_budget // bound.row_bytes() // _GROUP, 1)
-    total = tf.shape(wanted)[0]
-    width = bound.relaxation.constant.shape[-1]
-    dtype = bound.x.dtype
-    parts = tf.TensorArray(dtype, size=0, dynamic_size=True, infer_shape=False)
-
-    def step(first, parts):
-        last = tf.minimum(first + rows, total)
-        some = wanted[first:last]
-        vertices = tf.gather_nd(order, some)
-        values = bound.take(some[:, 0]).at(vertices)
-        values = tf.where(tf.math.is_nan(values), dtype.max, values)
-        values = tf.reduce_max(values, axis=1)
-        return last, parts.write(parts.size(), values)
-
-    # A part with no rows, so that there is always one.
-    parts = parts.write(0, tf.zeros([0, width], dtype))
-    _, parts = tf.while_loop(
-        lambda first, parts: first < total,
-        step,
-        (tf.constant(0), parts),
-        parallel_iterations=1,
-    )
-    return tf.ensure_shape(parts.concat(), [None, width])

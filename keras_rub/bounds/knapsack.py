@@ -49,6 +49,32 @@ def fill(gains: tf.Tensor, caps: tf.Tensor, count: int | tf.Tensor) -> Filled:
     return Filled(order, gains, tf.where(gains > 0, shares, 0.0))
 
 
+def most_items(caps: tf.Tensor) -> tf.Tensor:
+    """How many items use up the radius, whichever of those with a cap go in.
+
+    Args:
+        caps: tensor [..., I].
+
+    Returns:
+        Int tensor [], at most I.
+    """
+    rising = tf.sort(tf.where(caps > 0, caps, 1.0), axis=-1)
+    used = tf.cumsum(rising, axis=-1)
+    left = tf.reduce_sum(tf.cast(used < 1, tf.int32), axis=-1)
+    return tf.minimum(tf.reduce_max(left) + 1, tf.shape(caps)[-1])
+
+
+def price(filled: Filled) -> tf.Tensor:
+    """The gain [...] of the last item that went in; 0 where more would fit."""
+    largest = filled.gains.dtype.max
+    least = tf.reduce_min(
+        tf.where(filled.shares > 0, filled.gains, largest), axis=-1
+    )
+    # Rounding may leave a little of the radius.
+    full = tf.reduce_sum(filled.shares, axis=-1) > 1.0 - 1e-6
+    return tf.where(full, least, 0.0)
+
+
 def merge_groups(
     gains: tf.Tensor, caps: tf.Tensor, table: SwitchTable
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:

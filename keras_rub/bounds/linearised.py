@@ -59,21 +59,25 @@ def linearise(
         return None
     operation = readers[0]
     after = [other for other in rest if other is not operation]
-    if chords is None and not relaxation.lines:
-        upper, negative = _derivatives(relaxation, operation.output, after)
-        margins = relaxation.clean_margins
+    if relaxation.lines:
+        upper, negative, margins = _by_tape(relaxation, operation.output, after)
     else:
-        upper, negative, margins = _with_chords(
-            relaxation, operation.output, after, chords
+        upper, negative = _derivatives(
+            relaxation, operation.output, after, chords or {}
         )
+        margins = relaxation.clean_margins
+        if chords is not None:
+            clean = Majorant(relaxation.values[operation.output])
+            start = {operation.output: clean}
+            margins = relaxation.margins(start, 1, after, chords)[:, 0]
     slope, _ = operation.activation.line(relaxation.choices[operation.output])
     return Linearised(
         relaxation.values[value], slope, operation, upper, negative, margins
     )
 
 
-def _with_chords(relaxation, value, after, chords):
-    """Derivatives and value of the margins where lines replace activations."""
+def _by_tape(relaxation, value, after):
+    """Derivatives and value of the margins, with lines that hold operations."""
     output = relaxation.values[value]
     competitors = relaxation.constant.shape[-1]
     center = tf.repeat(output, competitors, axis=0)
@@ -81,7 +85,7 @@ def _with_chords(relaxation, value, after, chords):
     with tf.GradientTape() as tape:
         tape.watch([center, radius])
         margins = relaxation.margins(
-            {value: Majorant(center, radius)}, competitors, after, chords
+            {value: Majorant(center, radius)}, competitors, after
         )
         own = tf.linalg.diag_part(margins)
     by_center, by_radius = tape.gradient(own, [center, radius])
@@ -94,12 +98,15 @@ def _with_chords(relaxation, value, after, chords):
 
 
 def _derivatives(
-    relaxation: Relaxation, value: int, after: list[Operation]
+    relaxation: Relaxation,
+    value: int,
+    after: list[Operation],
+    chords: Mapping[int, tuple[tf.Tensor, tf.Tensor]],
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """How the margins depend on U and N of one value, at the clean input.
 
-    All slopes are known from the clean pass, so that this is one pass backward
-    and none forward.
+    All slopes are known from the clean pass, or those of the `chords`, so that
+    this is one pass backward and none forward.
 
     Returns:
         Two tensors [batch, K - 1, ...].
@@ -138,6 +145,12 @@ def _derivatives(
             elif isinstance(operation, Convex):
                 choice, _ = operation.activation.line(choice)
             parts = [[by_sample(tf.multiply, row, choice)] for row in rows]
+            if operation.output in chords:
+                # U follows the chord and N the line: what the one is steeper
+                # by goes to U, half of the sum of centre and radius.
+                steeper = 0.5 * (chords[operation.output][0] - choice)
+                both = by_sample(tf.multiply, rows[0] + rows[1], steeper)
+                parts = [[part + both] for (part,) in parts]
         for number, index in enumerate(operation.inputs):
             found = [part[number] for part in parts]
             known = pending.get(index)
@@ -178,9 +191,12 @@ def _dense_scores(bound: VertexBound, linear: Linearised) -> tf.Tensor:
     drop = tf.reshape(
         linear.negative * linear.slope[:, None], [-1, competitors, width]
     )
-    function = linear.operation.activation.function
-    start = tf.matmul(function(clean), upper, transpose_b=True)
+    activation = linear.operation.activation
+    if activation.rays is not None and bound.switches is None:
+        return _ray_scores(bound, clean, upper, drop, activation.rays)
     rho = bound.scale[:, None, None]
+    function = activation.function
+    start = tf.matmul(function(clean), upper, transpose_b=True)
 
     def score(vertices):
         shifts = bound.shifts(vertices)
@@ -188,12 +204,83 @@ def _dense_scores(bound: VertexBound, linear: Linearised) -> tf.Tensor:
         gain = tf.matmul(moved, upper, transpose_b=True) - start
         if bound.switches is not None:
             return gain - rho * tf.matmul(shifts, drop, transpose_b=True)
-        # N is linear in the shift: one flat product for all samples.
-        fall = tf.matmul(shifts, tf.reshape(drop, [-1, width]), False, True)
-        fall = tf.reshape(fall, [tf.shape(vertices)[0], -1, competitors])
-        return gain - rho * tf.transpose(fall, [1, 0, 2])
+        return gain - rho * _for_all_samples(shifts, drop)
 
     return bound.over_chunks(score)
+
+
+def _ray_scores(
+    bound: VertexBound,
+    clean: tf.Tensor,
+    upper: tf.Tensor,
+    drop: tf.Tensor,
+    rays: tuple[float, float],
+) -> tf.Tensor:
+    """The same for an activation of two rays, by a fraction of the work.
+
+    Args:
+        bound: the `VertexBound`.
+        clean: tensor [batch, 1, H]. The activation's input.
+        upper: tensor [batch, C, H].
+        drop: tensor [batch, C, H].
+        rays: slopes of the activation left and right of 0.
+    """
+    rho = bound.scale[:, None, None]
+    low, high = (tf.cast(ray, clean.dtype) for ray in rays)
+    slopes = upper * tf.where(clean > 0, high, low) - drop
+    bends = _Bends.of(bound, clean, (high - low) * upper)
+
+    def score(vertices):
+        shifts = bound.shifts(vertices)
+        return rho * _for_all_samples(shifts, slopes) + bends.at(shifts)
+
+    return bound.over_chunks(score)
+
+
+def _for_all_samples(shifts: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
+    """Shifts [V, H] times rows [batch, C, H]^T, in one flat product."""
+    width, competitors = shifts.shape[-1], rows.shape[1]
+    product = tf.matmul(tf.reshape(rows, [-1, width]), shifts, transpose_b=True)
+    shape = [-1, competitors, tf.shape(shifts)[0]]
+    return tf.transpose(tf.reshape(product, shape), [0, 2, 1])
+
+
+@dataclasses.dataclass
+class _Bends:
+    """What the first activation adds where a vertex crosses its kink.
+
+    Two rays are a line on either side of 0, so only neurons matter that some
+    vertex takes across, which are few: `neurons` [batch, S]. There a vertex
+    adds `weight` times how far it gets beyond 0.
+    """
+
+    neurons: tf.Tensor
+    move: tf.Tensor  # [batch, S, 1], of a vertex towards 0 and beyond
+    distance: tf.Tensor  # [batch, S, 1], of the clean value from 0
+    weight: tf.Tensor  # [batch, C, S]
+
+    @classmethod
+    def of(
+        cls, bound: VertexBound, clean: tf.Tensor, weight: tf.Tensor
+    ) -> _Bends:
+        """From inputs [batch, 1, H] and what a bend weighs, [batch, C, H]."""
+        everything = tf.range(bound.num_vertices)
+        reach = tf.reduce_max(tf.abs(bound.shifts(everything)), axis=0)
+        clean, rho = clean[:, 0], bound.rho[:, None]
+        # The negation, so that NaN is among them.
+        crossed = tf.cast(~(rho * reach < tf.abs(clean)), clean.dtype)
+        count = tf.cast(tf.reduce_max(tf.reduce_sum(crossed, axis=1)), tf.int32)
+        _, neurons = tf.math.top_k(crossed, count)
+        clean = tf.gather(clean, neurons, batch_dims=1)[..., None]
+        towards = tf.where(clean > 0, -rho[..., None], rho[..., None])
+        weight = tf.gather(weight, neurons, axis=2, batch_dims=1)
+        return cls(neurons, towards, tf.abs(clean), weight)
+
+    def at(self, shifts: tf.Tensor) -> tf.Tensor:
+        """What shifts [V, H] of the first layer add: [batch, V, C]."""
+        moves = tf.gather(tf.transpose(shifts), self.neurons)
+        beyond = tf.nn.relu(self.move * moves - self.distance)
+        return tf.transpose(tf.matmul(self.weight, beyond), [0, 2, 1])
 
 
 def _window_scores(

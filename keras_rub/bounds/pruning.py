@@ -41,6 +41,22 @@ def can_prune(bound: VertexBound) -> bool:
     return True
 
 
+def sample_bytes(bound: VertexBound) -> int:
+    """About what `upper_margins` takes for one sample."""
+    assert bound.start is not None
+    widest = max(
+        tf.TensorShape(bound.relaxation.values[index].shape[1:]).num_elements()
+        for index in (
+            bound.start.value,
+            *(op.output for op in bound.start.rest),
+        )
+    )
+    competitors = bound.relaxation.constant.shape[-1]
+    # The moves of all features before and after a product, and the margins.
+    entries = 3 * bound.num_vertices * (widest // 2 + competitors)
+    return bound.x.dtype.size * entries
+
+
 def upper_margins(bound: VertexBound) -> tf.Tensor:
     """Upper bounds [batch, V, K - 1] of the margins at every vertex."""
     start = bound.start
@@ -77,11 +93,14 @@ def _chords(
             matrix = matrix_of(
                 [operation], source, operation.output, relaxation.values
             )
-            if slope is not None:
-                # The slopes go into the small factor of the product.
+            # The slopes go into the smaller factor of the product.
+            if slope is not None and free < matrix.shape[1]:
+                tangents = tangents * tf.reshape(
+                    slope, [-1, 1, matrix.shape[0]]
+                )
+            elif slope is not None:
                 matrix = tf.reshape(slope, [-1, matrix.shape[0], 1]) * matrix
-                slope = None
-            tangents = tf.matmul(tangents, matrix)
+            tangents, slope = _product(tangents, matrix), None
             center = operation.apply(value + (upper - negative) * 0.5)
             value = operation.apply(value)
             radius = operation.magnitude((upper + negative) * 0.5)
@@ -113,3 +132,12 @@ def _chords(
     # The first activation is evaluated exactly, for each vertex.
     del chords[start.rest[0].output]
     return chords
+
+
+def _product(rows: tf.Tensor, matrix: tf.Tensor) -> tf.Tensor:
+    """[batch, M, H] times [H, H'] in one flat product, or by sample."""
+    if matrix.shape.rank == 3:
+        return tf.matmul(rows, matrix)
+    height, width = matrix.shape
+    flat = tf.matmul(tf.reshape(rows, [-1, height]), matrix)
+    return tf.reshape(flat, [-1, rows.shape[1], width])

@@ -42,7 +42,7 @@ class WorstCase(NamedTuple):
         )
 
 
-def _not_nan(values: tf.Tensor) -> tf.Tensor:
+def not_nan(values: tf.Tensor) -> tf.Tensor:
     """NaN as the largest number: a comparison would pass it over."""
     return tf.where(tf.math.is_nan(values), values.dtype.max, values)
 
@@ -245,13 +245,20 @@ class VertexBound:
                 tf.zeros_like(clean[..., None]),
                 clean,
             )
-        if vertices is None:
-            if self.room is None and self.plan is None:
-                return self._plain_maximum(*self._scan())
-            vertices, values = tf.range(self.num_vertices), self.at_all()
-        else:
-            values = self.at(vertices)
-        values = _not_nan(values)
+        if vertices is not None:
+            return self.worst_of(vertices, self.at(vertices))
+        if self.room is None and self.plan is None:
+            return self._plain_maximum(*self._scan())
+        return self.worst_of(tf.range(self.num_vertices), self.at_all())
+
+    def worst_of(self, vertices: tf.Tensor, values: tf.Tensor) -> WorstCase:
+        """The worst case over vertices where the margins are known.
+
+        Args:
+            vertices: int tensor [V], all of them, or [batch, V].
+            values: tensor [batch, V, K - 1].
+        """
+        values = not_nan(values)
         if self.room is not None:
             return self._mixture(vertices, values)
         best = tf.argmax(values, axis=1, output_type=tf.int32)
@@ -337,7 +344,7 @@ class VertexBound:
         if self.switches is not None:
             candidates, gains, caps = self._merged(candidates, gains)
         size = tf.shape(gains)[-1]
-        count = tf.minimum(_MIXED_VERTICES, size)
+        count = tf.minimum(_MIXED_VERTICES, knapsack.most_items(caps))
         order, gains, shares = knapsack.fill(gains, caps, count)
         if everything:
             left = 1.0 - tf.reduce_sum(shares, axis=-1, keepdims=True)
@@ -419,7 +426,7 @@ class VertexBound:
 
         def step(first, best, best_vertex):
             last = tf.minimum(first + chunk, self.num_vertices)
-            values = _not_nan(self.at(tf.range(first, last)))
+            values = not_nan(self.at(tf.range(first, last)))
             largest = tf.reduce_max(values, axis=1)
             where = tf.argmax(values, axis=1, output_type=tf.int32) + first
             better = largest > best

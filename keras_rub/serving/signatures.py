@@ -16,7 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_rub import checks
-from keras_rub.bounds import UnsupportedLayerError, decision
+from keras_rub.bounds import UnsupportedLayerError, decision, pruning
 from keras_rub.bounds.compiled import compiled_bounds
 from keras_rub.bounds.methods import Method
 from keras_rub.categories import Category
@@ -33,6 +33,9 @@ SIGNATURES = ("serving_default", "certify", "certified_radius")
 
 # Samples that are worked on together, if the memory budget allows.
 _MOST_SAMPLES = 64
+
+# The same where vertices are pruned: that is many small operations.
+_MOST_PRUNED = 256
 
 # Rows that the linear relaxation substitutes at once, at most.
 _MOST_ROWS = 1024
@@ -135,7 +138,11 @@ class Certifier:
         x = self._limited(x)
         names = ("class", "certified", "margin")
         dtypes = (tf.int64, tf.bool, tf.float32)
-        found = _in_chunks(self._certify, (x, rho), self.samples, dtypes)
+        size = self.samples
+        if self._prunes():
+            # Blocks within the memory budget are made of them later.
+            size = max(size, _MOST_PRUNED)
+        found = _in_chunks(self._certify, (x, rho), size, dtypes)
         return dict(zip(names, found, strict=True))
 
     def certified_radius(self, x: tf.Tensor) -> dict[str, tf.Tensor]:
@@ -176,13 +183,12 @@ class Certifier:
         x, predicted, labels, usable = self._predict(x)
         usable &= tf.math.is_finite(rho) & (rho >= 0)
         rho = tf.where(usable, rho, 0.0)
-        margins = self.bounds.margins(self.method)(x, labels, rho)
-        allowance = self.bounds.allowance(x, labels, rho)
-        certified = decision.is_proved(margins, allowance) & usable
-        worst = tf.reduce_max(
-            tf.where(tf.math.is_nan(margins), np.inf, margins), axis=-1
+        found = decision.settle(
+            self.bounds.problem, self.method, x, labels, rho
         )
-        return predicted, certified, tf.where(usable, worst, np.inf)
+        margins = tf.where(tf.math.is_nan(found.margins), np.inf, found.margins)
+        worst = tf.where(usable, tf.reduce_max(margins, axis=-1), np.inf)
+        return predicted, found.proved & usable, worst
 
     def _radius(self, x):
         x, predicted, labels, usable = self._predict(x)
@@ -220,6 +226,12 @@ class Certifier:
         return valid
 
     # Memory ------------------------------------------------------------------
+
+    def _prunes(self) -> bool:
+        if not self.method.uses_vertices:
+            return False
+        bounds = self.bounds
+        return pruning.can_prune(bounds.problem.vertex_bound(*bounds.blank()))
 
     def _samples_at_once(self) -> int:
         """As many samples as the memory budget holds, but at least one."""
