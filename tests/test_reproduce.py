@@ -13,7 +13,7 @@ import keras
 import numpy as np
 import pytest
 
-from keras_rub import tables, training
+from keras_rub import datasets, tables, training
 from keras_rub.reproduction import budgets, choose, pages, paper, rows
 from keras_rub.reproduction.context import Context
 from keras_rub.reproduction.experiments import EXPERIMENTS
@@ -26,6 +26,7 @@ from keras_rub.reproduction.run import losses as run_losses
 from keras_rub.reproduction.run import networks
 from keras_rub.reproduction.run import tables as run_tables
 from keras_rub.reproduction.run.protocol import candidates, ceiling
+from keras_rub.reproduction.run.trainer import Trainer
 from keras_rub.training import Recipe
 from tests.calling import call, refused
 
@@ -817,3 +818,19 @@ def imported(file):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def test_steps_together_are_the_same_steps():
+    data = datasets.load("iris")
+    recipe = Recipe(
+        defense="rub", rho=0.3, architecture="mlp1", batch_size=16, steps=30
+    )
+    one, many = (Trainer(recipe, data, together=count) for count in (1, 20))
+    assert many.model.steps_per_execution == 10
+    for rho in (0.1, 0.3):
+        for alone, together in zip(
+            one.train(rho).get_weights(),
+            many.train(rho).get_weights(),
+            strict=True,
+        ):
+            np.testing.assert_allclose(together, alone, rtol=1e-5, atol=1e-6)

@@ -19,6 +19,8 @@ from keras_rub.training import Recipe
 
 NORMS = (1, 2, "inf")
 
+_TOGETHER = 20  # training steps
+
 
 def run(
     context: Context, plan: TablePlan, leak: bool = False
@@ -87,7 +89,8 @@ def run_set(data: Dataset, rate: float, plan: TablePlan) -> dict[str, Any]:
     networks = []
     for title in plan.defences:
         defense, norm = TABLE_DEFENCES[title]
-        trainer = Trainer(plan.recipe(title, rate, len(data.train[0])), data)
+        recipe = plan.recipe(title, rate, len(data.train[0]))
+        trainer = Trainer(recipe, data, together=_TOGETHER)
         numbers = (0.0,) if defense == "nominal" else plan.training_numbers
         for number in numbers:
             rho = paper_radius(number, norm, data.input_shape)

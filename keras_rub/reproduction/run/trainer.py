@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import keras
@@ -31,6 +32,9 @@ class Trainer:
         recipe: `Recipe`; its radius does not matter.
         data: `Dataset`.
         optimizer: instead of the recipe's. Defaults to `None`.
+        together: int. Steps that run without coming back to Python, which
+            takes longer than a small step; callbacks see the last of them.
+            Fewer where they don't divide the steps. Defaults to 1.
     """
 
     def __init__(
@@ -38,12 +42,14 @@ class Trainer:
         recipe: Recipe,
         data: Dataset,
         optimizer: keras.optimizers.Optimizer | None = None,
+        together: int = 1,
     ):
         self.recipe = recipe
         self.data = data
         self.model = recipe.build(data)
         if optimizer is not None:
             self.model.compile(optimizer, self.model.loss, metrics=["accuracy"])
+        self.model.steps_per_execution = math.gcd(together, recipe.steps)
         self._weights = self.model.get_weights()
         create_variables(self.model, data)
         self._rho = tf.Variable(0.0)
