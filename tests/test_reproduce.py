@@ -298,7 +298,7 @@ def test_one_training_at_a_time_in_a_folder(folder):
     network = next(
         network
         for network in networks.attacked_networks(
-            budgets.IMAGES["smoke"], "mnist"
+            budgets.IMAGES["smoke"]["mnist"]
         )
         if network.title == "Nominal"  # the fastest
     )
@@ -372,7 +372,7 @@ def test_the_label_among_the_features(tmp_path, monkeypatch):
 
 
 def test_the_network_of_a_radius():
-    wanted = networks.rub_networks(budgets.IMAGES["laptop"], "fashion_mnist")
+    wanted = networks.rub_networks(budgets.IMAGES["laptop"]["fashion_mnist"])
     radii = [
         choose.network_for(wanted, rho).recipe.rho
         for rho in (0.0, 0.28, 1.0, 2.8, 9.0, 28.0, 30.0)
@@ -396,8 +396,8 @@ def test_validation_samples_choose():
     assert choose.table_network(some, "pgd-1", 1)["rho"] == 2  # clean decides
     assert choose.table_network(some, "clean", None)["rho"] == 1
 
-    plan = budgets.IMAGES["laptop"]
-    wanted = networks.attacked_networks(plan, "mnist")
+    plan = budgets.IMAGES["laptop"]["mnist"]
+    wanted = networks.attacked_networks(plan)
     one, two = [n for n in wanted if n.title == "aRUB-Linf"][:2]
     alone = next(n for n in wanted if n.title == "Nominal")
     ready = [one, two, alone]
@@ -429,7 +429,7 @@ def test_validation_samples_choose():
 
 def test_radii_that_erase_the_image(folder):
     context = smoke_context(folder)
-    wanted = networks.attacked_networks(budgets.IMAGES["smoke"], "cifar10")
+    wanted = networks.attacked_networks(budgets.IMAGES["smoke"]["cifar10"])
     # A standardised image of 64 pixels is at 8 from the origin.
     radii = {1: [1.0], 2: [7.9, 8.0, 9.0], "inf": [0.1, 50.0]}
     inputs = run_images.inputs(context, wanted)
@@ -654,7 +654,7 @@ def test_text_takes_its_numbers_from_the_plan():
     def text(name, plan):
         return committed(name, plan).markdown("laptop")
 
-    plan = budgets.IMAGES["laptop"]
+    plan = budgets.IMAGES["laptop"]["mnist"]
     other = dataclasses.replace(
         plan,
         rub=dataclasses.replace(plan.rub, steps=77, weight_decay=0.7),
@@ -718,9 +718,9 @@ def search(pattern, text):
 
 
 def page_of_images(name, text, found, plan):
-    plan = plan or budgets.IMAGES["laptop"]
     dataset = {"fashion": "fashion_mnist", "mnist": "mnist",
                "cifar": "cifar10"}[name.split("_")[-1]]  # fmt: skip
+    plan = plan or budgets.IMAGES["laptop"][dataset]
     state = {
         "units": re.findall("^- Inputs: (.*)$", text, re.MULTILINE),
         "ready": search("(.*) networks are ready", text),

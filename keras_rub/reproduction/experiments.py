@@ -89,10 +89,10 @@ def _attacked(name: str, dataset: str, cnn: bool = False) -> Experiment:
     """The table of attacked accuracies of one image set."""
 
     def experiment(context: Context) -> Page | None:
-        plan = budgets.IMAGES[context.budget]
+        plan = budgets.IMAGES[context.budget][dataset]
         radii = rows.images.attacked_radii(plan, dataset, cnn)
         attack = plan.attack_of(cnn).attack
-        wanted = attacked_networks(plan, dataset, cnn)
+        wanted = attacked_networks(plan, cnn)
         inputs = run.images.inputs(context, wanted)
         ready = train(context, wanted)
         seen = run.images.attack(
@@ -125,9 +125,9 @@ def _certified(name: str, dataset: str) -> Experiment:
     """The table of certified accuracies of one image set."""
 
     def experiment(context: Context) -> Page | None:
-        plan = budgets.IMAGES[context.budget]
+        plan = budgets.IMAGES[context.budget][dataset]
         theirs = paper.table(dataset, paper.CERTIFIED, 1)
-        wanted = rub_networks(plan, dataset)
+        wanted = rub_networks(plan)
         inputs = run.images.inputs(context, wanted)
         ready = train(context, wanted)
         cases = [

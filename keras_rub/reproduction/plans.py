@@ -101,15 +101,14 @@ class TablePlan:
 
 @dataclasses.dataclass(frozen=True)
 class ImagePlan:
-    """Networks on images, and the samples they are judged by.
+    """Networks on one image set, and the samples they are judged by.
 
     Attributes:
-        datasets: from the paper's name to the set that is used.
-        normalizations: from the paper's name to those of the inputs.
+        dataset: name of the set that is used.
+        normalizations: of the inputs of attacked perceptrons.
         rub: `Recipe` of RUB networks, but for the radius.
         rub_small: the same for small radii, where fewer vertices do.
-        rub_radii: from the paper's name to the radii RUB trains for, with
-            standardised inputs.
+        rub_radii: the radii RUB trains for, with standardised inputs.
         unit_radii: the same with pixels in [0, 1].
         other: `Recipe` of the other multilayer perceptrons.
         coap: the same for COAP, whose steps take far longer.
@@ -131,14 +130,16 @@ class ImagePlan:
         defences: those of `IMAGE_DEFENCES` that are run.
         smoke_radii: from the norm to the radii, instead of the paper's.
         small: the largest radius that `rub_small` trains for.
+        tried: what the page of certified accuracies says where ours are
+            below the paper's.
     """
 
-    datasets: dict[str, str]
-    normalizations: dict[str, tuple[str, ...]]
+    dataset: str
+    normalizations: tuple[str, ...]
     rub: Recipe
     rub_small: Recipe
-    rub_radii: dict[str, tuple[float, ...]]
-    unit_radii: dict[str, tuple[float, ...]]
+    rub_radii: tuple[float, ...]
+    unit_radii: tuple[float, ...]
     other: Recipe
     coap: Recipe
     numbers: tuple[float, ...]
@@ -157,17 +158,16 @@ class ImagePlan:
     defences: tuple[str, ...] = tuple(IMAGE_DEFENCES)
     smoke_radii: dict[Any, list[float]] | None = None
     small: float = 1.0
+    tried: str = ""
 
     def rub_recipe(self, rho: float) -> Recipe:
         """How the RUB perceptron of a radius is trained."""
         recipe = self.rub_small if rho <= self.small else self.rub
         return dataclasses.replace(recipe, rho=rho)
 
-    def inputs_of(self, paper_name: str, cnn: bool) -> tuple[str, ...]:
+    def inputs_of(self, cnn: bool) -> tuple[str, ...]:
         """Normalisations of the inputs of attacked networks."""
-        if cnn:
-            return self.cnn_normalizations
-        return self.normalizations[paper_name]
+        return self.cnn_normalizations if cnn else self.normalizations
 
     def attack_of(self, cnn: bool) -> AttackPlan:
         """The part of the plan that a table of attacked accuracies needs."""

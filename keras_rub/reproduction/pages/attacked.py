@@ -67,7 +67,7 @@ def tab_attacked(
             f"Any of {', '.join(names_of(part.attacks))} may win.",
             *_tables(by_norm, "ours_strong"),
         ],
-        differences=_differences(plan, dataset, cnn),
+        differences=_differences(plan, cnn),
         rows=rows,
         figure=figures.curves(
             [_panel(norm, some) for norm, some in by_norm.items()],
@@ -93,9 +93,9 @@ def _erased(erasure):
     ]
 
 
-def _differences(plan, dataset, cnn):
+def _differences(plan, cnn):
     part = plan.attack_of(cnn)
-    inputs = plan.inputs_of(dataset, cnn)
+    inputs = plan.inputs_of(cnn)
     if len(inputs) > 1:
         found = (
             "Like the paper, a cell takes the better of the two input "

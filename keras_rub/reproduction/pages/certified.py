@@ -46,12 +46,11 @@ def tab_bounds(
         "trained for the smallest radius not below it, or for the largest of "
         "all.",
     ]
-    tried = _tried(plan)[dataset] if laptop else ""
     for normalization, some in by_inputs.items():
         body += [
             f"## Inputs: {normalization}",
             _table(some, theirs, radii),
-            _verdict(some, tried),
+            _verdict(some, plan.tried),
         ]
     return Page(
         name=name,
@@ -74,29 +73,6 @@ def tab_bounds(
             3,
         ),
     )
-
-
-def _tried(plan):
-    """Of the laptop budget, where our figures are below the paper's."""
-    (radius,) = plan.unit_radii["mnist"]
-    return {
-        "mnist": (
-            f"What was tried for pixels in [0, 1] and radius {radius:g}: "
-            "learning rates of 1e-3, 3e-3 and 5e-3, no decay of the weights, "
-            "training within the valid range, and images shifted by a pixel. "
-            "None was better than the recipe below. Larger radii, more steps "
-            "and wider networks were not tried."
-        ),
-        "fashion_mnist": "Nothing but the recipe below was tried.",
-        "cifar10": (
-            "What was tried: the recipe that is best on MNIST, see below. It "
-            "overfits here, as the history.csv of each network shows; our data "
-            "folder had the first 30000 of the 50000 training images only. A "
-            "network trained for 5.54 overfits more: on 1000 held-out images "
-            "less was certified with it at 5.54 and above, and it was dropped. "
-            "Stronger decay of the weights and fewer steps were not tried."
-        ),
-    }
 
 
 def _differences(plan, laptop):

@@ -10,6 +10,7 @@ import numpy as np
 from keras_rub import tables
 from keras_rub.reproduction import paper
 from keras_rub.reproduction.pages import figures
+from keras_rub.reproduction.pages.attacked import TITLES
 from keras_rub.reproduction.pages.page import Page
 from keras_rub.reproduction.plans import ImagePlan
 
@@ -24,12 +25,14 @@ _OTHERS = {
 
 
 def summary(
-    plan: ImagePlan, rows: list[dict[str, Any]], pages: Collection[str]
+    plans: dict[str, ImagePlan],
+    rows: list[dict[str, Any]],
+    pages: Collection[str],
 ) -> Page:
     """Compares every table that has been made with the paper's.
 
     Args:
-        plan: `ImagePlan`.
+        plans: from the paper's name of an image set to its plan.
         rows: of `rows.summary.summary`.
         pages: names of all pages that exist.
     """
@@ -61,17 +64,23 @@ def summary(
             "been run in this budget.",
             "Other pages: " + (", ".join(others) or "none yet") + ".",
         ],
-        differences=[
-            "In the attacked tables all defences but RUB are trained for "
-            f"numbers up to {max(plan.numbers):g}, in at most "
-            f"{plan.other.steps} steps; CNNs for numbers up to "
-            f"{max(plan.cnn_numbers):g}, in at most {plan.cnn.steps} steps. "
-            f"The paper: numbers up to {max(paper.NUMBERS):g}, "
-            f"{paper.IMAGES.steps} steps.",
-        ],
+        differences=_differences(plans),
         rows=rows,
         figure=figures.gains(by_table),
     )  # fmt: skip
+
+
+def _differences(plans):
+    """How far the attacked tables of each set went."""
+    return [
+        f"{TITLES[name]}: in the attacked tables all defences but RUB are "
+        f"trained for numbers up to {max(plan.numbers):g}, in at most "
+        f"{plan.other.steps} steps; CNNs for numbers up to "
+        f"{max(plan.cnn_numbers):g}, in at most {plan.cnn.steps} steps. The "
+        f"paper: numbers up to {max(paper.NUMBERS):g}, {paper.IMAGES.steps} "
+        "steps."
+        for name, plan in plans.items()
+    ]
 
 
 def _line(table, rows):

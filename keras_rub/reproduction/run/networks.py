@@ -132,31 +132,23 @@ class Network:
         require_same(wanted, known, self.folder(context))
 
 
-def rub_networks(plan: ImagePlan, paper_name: str) -> list[Network]:
+def rub_networks(plan: ImagePlan) -> list[Network]:
     """The RUB perceptrons of one image set, the small radii first."""
     return [
-        Network(
-            plan.datasets[paper_name],
-            normalization,
-            "RUB",
-            plan.rub_recipe(rho),
-        )
+        Network(plan.dataset, normalization, "RUB", plan.rub_recipe(rho))
         for normalization, radii in (
             ("standard", plan.rub_radii),
             ("unit", plan.unit_radii),
         )
-        for rho in radii[paper_name]
+        for rho in radii
     ]
 
 
-def attacked_networks(
-    plan: ImagePlan, paper_name: str, cnn: bool = False
-) -> list[Network]:
+def attacked_networks(plan: ImagePlan, cnn: bool = False) -> list[Network]:
     """All networks of a table of attacks, in the order of the paper's rows.
 
     Args:
         plan: `ImagePlan`.
-        paper_name: the paper's name of the image set.
         cnn: whether the convolutional networks are meant.
     """
     found = []
@@ -164,31 +156,30 @@ def attacked_networks(
         if title not in plan.defences:
             continue
         if title == "RUB" and not cnn:
-            found += rub_networks(plan, paper_name)
+            found += rub_networks(plan)
         else:
-            found += _networks_of(plan, paper_name, title, cnn)
+            found += _networks_of(plan, title, cnn)
     return found
 
 
-def _networks_of(plan, paper_name, title, cnn) -> list[Network]:
+def _networks_of(plan, title, cnn) -> list[Network]:
     """Those of one defence: each normalisation, each training radius."""
-    name = plan.datasets[paper_name]
     defense, norm = IMAGE_DEFENCES[title]
     part = plan.attack_of(cnn)
     template = {"rub": part.rub, "coap": part.coap}.get(defense, part.recipe)
     return [
         Network(
-            name,
+            plan.dataset,
             normalization,
             title,
             dataclasses.replace(
                 template,
                 defense=defense,
                 norm=norm,
-                rho=round(paper_radius(number, norm, _SHAPES[name]), 6),
+                rho=round(paper_radius(number, norm, _SHAPES[plan.dataset]), 6),
             ),
         )
-        for normalization in plan.inputs_of(paper_name, cnn)
+        for normalization in plan.inputs_of(cnn)
         for number in ((0.0,) if title == "Nominal" else part.numbers)
     ]
 

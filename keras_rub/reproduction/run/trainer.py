@@ -79,6 +79,7 @@ class Trainer:
         self.model.fit(
             self.recipe.batches(self.data),
             steps_per_epoch=self.recipe.steps,
+            shuffle=False,  # the batches are shuffled
             verbose=0,
             callbacks=callbacks,
         )
