@@ -427,6 +427,41 @@ def test_validation_samples_choose():
 # Rows and pages ---------------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    ("figures", "expected"),
+    (
+        ({}, "behind"),
+        ({"ours": 60.0}, "reached"),
+        ({"ours": 60.0, "ceiling": 57.0}, "beyond any classifier"),
+        ({"ceiling": 58.5}, "behind"),  # within sampling
+        ({"strong": 10.0, "masked": 60.0}, "reached without defence"),
+        ({"strong": 10.0, "masked": 59.9}, "behind"),
+        # A strong attack confirms ours: the gap is a true one.
+        ({"strong": 48.5, "masked": 90.0}, "behind"),
+        ({"strong": 10.0}, "behind"),
+    ),
+)
+def test_status_of_a_cell(figures, expected):
+    figures = {"theirs": 60.0, "ours": 50.0, **figures}
+    assert rows.summary.status(**figures) == expected
+
+
+@pytest.mark.eager
+def test_masked_networks(folder):
+    """The same classes, but nothing to follow for an attack."""
+    context = smoke_context(folder)
+    plan = budgets.IMAGES["smoke"]["mnist"]
+    wanted = networks.attacked_networks(plan)
+    nominal = next(n for n in wanted if n.title == "Nominal")
+    (masked,) = networks.masked(wanted)
+    assert masked.folder(context) == nominal.folder(context)
+    assert masked.name != nominal.name
+    x = context.load("digits", "standard").test[0][:32]
+    plain = nominal.load(context).predict(x, verbose=0)
+    large = masked.load(context).predict(x, verbose=0)
+    np.testing.assert_allclose(large, 10_000 * plain, rtol=1e-4, atol=1e-3)
+
+
 def test_radii_that_erase_the_image(folder):
     context = smoke_context(folder)
     wanted = networks.attacked_networks(budgets.IMAGES["smoke"]["cifar10"])

@@ -46,7 +46,7 @@ class Context:
             archive=self.results / "jobs" / f"{self.budget}.jsonl",
         )
         self._asked: dict[str, jobs.Job] = {}
-        self.models: dict[pathlib.Path, Any] = {}
+        self.models: dict[Hashable, Any] = {}
         # A standardised image set takes 190 MB: keep two at most.
         self.load = functools.lru_cache(maxsize=2)(self._load)
 

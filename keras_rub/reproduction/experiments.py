@@ -16,6 +16,7 @@ from keras_rub.reproduction.context import Context
 from keras_rub.reproduction.pages.page import Page
 from keras_rub.reproduction.run.networks import (
     attacked_networks,
+    masked,
     rub_networks,
     train,
 )
@@ -101,7 +102,9 @@ def _attacked(name: str, dataset: str, cnn: bool = False) -> Experiment:
             dict.fromkeys(choose.rivals(ready), radii),
             "validation",
         )
-        cells = choose.attacked_cells(ready, radii, seen, attack)
+        cells = choose.attacked_cells(
+            [*ready, *masked(ready)], radii, seen, attack
+        )
         results = run.images.attack(context, plan, choose.places(cells), "test")
         theirs = rows.images.paper_tables(dataset, cnn)
         found = rows.images.attacked(cells, results, theirs, attack)

@@ -26,6 +26,9 @@ IMAGE_DEFENCES: dict[str, tuple[str, int | str]] = {
     "COAP-Linf": ("coap", "inf"),
     "Nominal": ("nominal", "inf"),
 }
+# A network without defence whose attackers find no gradient.
+MASKED = "Nominal, masked"
+MASKED_FACTOR = 10_000  # of its logits
 CNN_DEFENCES = ("RUB", "aRUB-L1", "aRUB-Linf", "PGD-Linf", "Nominal")
 
 

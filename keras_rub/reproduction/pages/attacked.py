@@ -9,7 +9,7 @@ from keras_rub.attacks.suite import names_of
 from keras_rub.reproduction import paper
 from keras_rub.reproduction.pages import figures, words
 from keras_rub.reproduction.pages.page import Page
-from keras_rub.reproduction.plans import ImagePlan
+from keras_rub.reproduction.plans import MASKED, MASKED_FACTOR, ImagePlan
 from keras_rub.reproduction.rows.images import Erasure
 
 TITLES = {
@@ -61,6 +61,7 @@ def tab_attacked(
         body=[
             f"{ready} networks are ready.",
             *_erased(erasure),
+            *_masked(rows),
             f"## The paper's attacks {kind}",
             *_tables(by_norm, "ours"),
             "## All our attacks\n\n"
@@ -90,6 +91,18 @@ def _erased(erasure):
         f"more than {100 * erasure.most:.2f} %, the most frequent class; "
         "larger figures, the paper's or ours, show the limits of an attack, "
         "not robustness."
+    ]
+
+
+def _masked(rows):
+    """Says what the last row of each table is for."""
+    if not any(row["defence"] == MASKED for row in rows):
+        return []
+    return [
+        f'"{MASKED}" is the nominal network with its logits times '
+        f"{MASKED_FACTOR}. That changes no class, but leaves the cross entropy "
+        "of nearly all samples without a gradient: what it keeps under the "
+        "paper's attacks and not under ours is what these attacks can't see."
     ]
 
 

@@ -8,6 +8,9 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
+from keras_rub.reproduction.plans import MASKED
+from keras_rub.reproduction.rows.summary import Status
+
 COLOURS = {
     "RUB": "#c0392b",
     "aRUB-L1": "#e67e22",
@@ -17,8 +20,17 @@ COLOURS = {
     "FGSM-Linf": "#16a085",
     "COAP-Linf": "#b7950b",
     "Nominal": "#2c3e50",
+    MASKED: "#aab7b8",
 }
-_MARKERS = dict(zip(COLOURS, "osD^vP*X", strict=True))
+_MARKERS = dict(zip(COLOURS, "osD^vP*Xh", strict=True))
+
+# Of cells of the summary.
+_STATUS_COLOURS = {
+    Status.REACHED: "#1f6f8b",
+    Status.BEYOND: "#c8c8c8",
+    Status.UNSEEN: "#e0b050",
+    Status.BEHIND: "#c0392b",
+}
 
 
 def _panels(rows: int, columns: int, width=4.6, height=3.4, **options):
@@ -240,10 +252,7 @@ def bars(groups: list[dict[str, Any]], ylabel: str, log: bool) -> Figure:
 
 
 def gains(tables: dict[str, list[dict[str, Any]]]) -> Figure:
-    """Gains over the paper, a row of bars a table.
-
-    Bars are grey where no classifier can have the paper's figure.
-    """
+    """Gains over the paper, a row of bars a table, coloured by status."""
     columns = min(3, len(tables))
     figure, axes = _panels(
         -(-len(tables) // columns), columns, height=2.5, sharey=False
@@ -252,14 +261,7 @@ def gains(tables: dict[str, list[dict[str, Any]]]) -> Figure:
         ax.set_visible(False)
     for (title, rows), ax in zip(tables.items(), axes.flat, strict=False):
         values = [row["gain"] for row in rows]
-        colours = [
-            "#c8c8c8"
-            if row["beyond"]
-            else "#1f6f8b"
-            if row["gain"] >= 0
-            else "#c0392b"
-            for row in rows
-        ]
+        colours = [_STATUS_COLOURS[row["status"]] for row in rows]
         places = np.arange(len(rows))
         ax.bar(places, values, color=colours)
         ax.set_xticks(places, [f"{row['rho']:g}" for row in rows], fontsize=8)

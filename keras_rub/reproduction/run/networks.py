@@ -8,6 +8,7 @@ import pathlib
 from typing import Any
 
 import keras
+import numpy as np
 
 from keras_rub import paper_radius, training
 from keras_rub.files import locked
@@ -16,6 +17,8 @@ from keras_rub.reproduction.jobs import Job, NotNowError
 from keras_rub.reproduction.plans import (
     CNN_DEFENCES,
     IMAGE_DEFENCES,
+    MASKED,
+    MASKED_FACTOR,
     ImagePlan,
 )
 from keras_rub.resuming import require_same
@@ -38,16 +41,24 @@ class Network:
         normalization: of its inputs.
         title: the paper's name of the defence.
         recipe: how it is trained.
+        factor: what its logits are multiplied by when it is loaded.
     """
 
     dataset: str
     normalization: str
     title: str
     recipe: Recipe
+    factor: float = 1.0
 
     @property
     def name(self) -> str:
-        """Name of its folder."""
+        """Its name in those of jobs."""
+        times = "" if self.factor == 1.0 else f"-times-{self.factor:g}"
+        return self.trained_name + times
+
+    @property
+    def trained_name(self) -> str:
+        """Name of its folder, whatever the factor."""
         recipe = self.recipe
         parts = [self.dataset, self.normalization, recipe.architecture]
         if recipe.defense == "nominal":
@@ -67,7 +78,7 @@ class Network:
 
     def folder(self, context: Context) -> pathlib.Path:
         """Where it is kept."""
-        return context.out / "models" / self.name
+        return context.out / "models" / self.trained_name
 
     def path(self, context: Context) -> pathlib.Path:
         """The file it is in when it is trained."""
@@ -84,13 +95,14 @@ class Network:
         all that was compiled for it.
         """
         self.train(context, wait=True)
-        path = self.path(context)
-        if path not in context.models:
+        if self not in context.models:
             context.models.clear()
             keras.backend.clear_session()
-            model = keras.models.load_model(path, compile=False)
-            context.models[path] = getattr(model, "base", model)
-        return context.models[path]
+            model = keras.models.load_model(self.path(context), compile=False)
+            base = getattr(model, "base", model)
+            scale_logits(base, self.factor)
+            context.models[self] = base
+        return context.models[self]
 
     def train(self, context: Context, wait: bool = False) -> None:
         """Trains it, unless it is trained.
@@ -106,7 +118,8 @@ class Network:
             return
         if not context.train:
             raise NotNowError(f"{self.name} is not trained")
-        with locked(folder.with_name(f"{self.name}.lock"), wait) as ours:
+        lock = folder.with_name(f"{folder.name}.lock")
+        with locked(lock, wait) as ours:
             if not ours:
                 raise NotNowError(
                     f"{self.name} is being trained by another process"
@@ -130,6 +143,22 @@ class Network:
         known = {**Recipe().to_dict(), **found}
         known = {k: v for k, v in known.items() if k in wanted}
         require_same(wanted, known, self.folder(context))
+
+
+def scale_logits(base: keras.Model, factor: float) -> None:
+    """Multiplies kernel and bias of the last layer: the classes stay."""
+    *others, kernel, bias = base.get_weights()
+    scale = np.float32(factor)
+    base.set_weights([*others, scale * kernel, scale * bias])
+
+
+def masked(networks: list[Network]) -> list[Network]:
+    """Those without defence, with logits whose gradients vanish."""
+    return [
+        dataclasses.replace(network, title=MASKED, factor=MASKED_FACTOR)
+        for network in networks
+        if network.title == "Nominal"
+    ]
 
 
 def rub_networks(plan: ImagePlan) -> list[Network]:

@@ -18,7 +18,7 @@ from keras_rub.reproduction.compact import to_columns, to_rows
 from keras_rub.reproduction.context import Context
 from keras_rub.reproduction.jobs import Job
 from keras_rub.reproduction.plans import IMAGE_DEFENCES, ProtocolPlan
-from keras_rub.reproduction.run.networks import Network
+from keras_rub.reproduction.run.networks import Network, scale_logits
 from keras_rub.reproduction.run.trainer import Trainer
 from keras_rub.training import Recipe
 
@@ -273,9 +273,8 @@ def scale(
             weights = base.get_weights()
             found = []
             for factor in plan.factors:
-                # Kernel and bias of the last layer.
-                last = [part * np.float32(factor) for part in weights[-2:]]
-                base.set_weights([*weights[:-2], *last])
+                base.set_weights(weights)
+                scale_logits(base, factor)
                 radii = {norm: list(r) for norm, r in plan.radii.items()}
                 found.append(_strong(base, data, plan, radii))
             return {
