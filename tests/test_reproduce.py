@@ -681,6 +681,9 @@ def test_words():
     assert words.network(recipe) == "3x200"
     assert words.network(Recipe(architecture="mlp1")) == "1x200"
     assert words.numbers((0.01, 1.0, 10.0)) == "0.01, 1, 10"
+    assert words.augmented(recipe) == []
+    (both,) = words.augmented(Recipe(shift=2, flip=True))
+    assert "moved by up to 2 pixels and mirrored at random" in both
 
 
 def test_text_takes_its_numbers_from_the_plan():

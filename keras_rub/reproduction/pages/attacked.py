@@ -132,6 +132,7 @@ def _differences(plan, cnn):
         f"of the number of features for L1; the paper: {len(paper.NUMBERS)} "
         f"such numbers, up to {max(paper.NUMBERS):g}.",
         words.ramped(part.recipe),
+        *words.augmented(part.recipe),
         *(["The paper leaves RUB out of its CNN tables."] if cnn else []),
     ]
 

@@ -98,6 +98,7 @@ def _differences(plan, laptop):
         f"ramped over {words.ramp(plan.rub)}, weight decay "
         f"{plan.rub.weight_decay:g}, {words.optimizer(plan.rub)}; the paper: "
         f"{paper.IMAGES.steps} steps, no ramp.",
+        *words.augmented(plan.rub),
     ]
     if laptop:
         found.append(

@@ -44,6 +44,21 @@ def ramped(recipe: Recipe) -> str:
     return f"The radius is ramped up over {ramp(recipe)} of the training."
 
 
+def augmented(recipe: Recipe) -> list[str]:
+    """A sentence on what is done to training images, if anything."""
+    found = []
+    if recipe.shift:
+        found.append(f"moved by up to {recipe.shift} pixels")
+    if recipe.flip:
+        found.append("mirrored")
+    if not found:
+        return []
+    return [
+        f"Training images are {' and '.join(found)} at random; the paper's are "
+        "not."
+    ]
+
+
 def optimizer(recipe: Recipe) -> str:
     """The optimiser and its learning rate."""
     return f"Adam from {power(recipe.learning_rate)} with cosine decay"
