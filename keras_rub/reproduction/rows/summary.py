@@ -131,10 +131,9 @@ def status(
         return Status.REACHED
     if strong is None or masked is None:
         return Status.BEHIND
-    confirmed = ours - strong <= SAMPLING
-    return (
-        Status.UNSEEN if masked >= theirs and not confirmed else Status.BEHIND
-    )
+    if masked >= theirs and ours - strong > SAMPLING:
+        return Status.UNSEEN
+    return Status.BEHIND
 
 
 def read_rows(path: pathlib.Path) -> list[dict[str, str]]:
