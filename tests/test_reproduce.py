@@ -768,7 +768,7 @@ def page_of_images(name, text, found, plan):
         return pages.certified.tab_bounds(
             name, dataset, plan, found, theirs, laptop=True, **state
         )
-    most = re.search(r"more than ([\d.]+) %, the most frequent", text)
+    most = re.search(r"frequent class, ([\d.]+) % of the whole", text)
     erasure = rows.images.Erasure(
         {
             norm: float(rho)

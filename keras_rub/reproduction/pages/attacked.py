@@ -88,9 +88,10 @@ def _erased(erasure):
     return [
         f"Within some of these radii ({found}) every test image can "
         "be turned into the same one, the origin. There no network can keep "
-        f"more than {100 * erasure.most:.2f} %, the most frequent class; "
-        "larger figures, the paper's or ours, show the limits of an attack, "
-        "not robustness."
+        "more than the share of the most frequent class, "
+        f"{100 * erasure.most:.2f} % of the whole test set; figures well above "
+        "that, the paper's or ours, show the limits of an attack, not "
+        "robustness."
     ]
 
 
@@ -117,6 +118,8 @@ def _differences(plan, cnn):
         )
     else:
         found = f"Inputs are {inputs[0]} only; the paper takes the better."
+        if plan.unit_radii and not cnn:
+            found += " RUB is trained for pixels in [0, 1], too."
     others = f"RUB {words.rounds(part.rub)}"
     if part.coap is not None:
         others += f", COAP {words.rounds(part.coap)}"
