@@ -511,6 +511,44 @@ def test_what_is_beyond_any_classifier(percent, ceiling, beyond):
     assert rows.protocol.is_beyond(percent, ceiling) == beyond
 
 
+def test_noise_of_a_random_start():
+    """The formulas are those of uniform points of the balls."""
+    rng = np.random.default_rng(0)
+    count, size, rho = 200_000, 5, 2.0
+    box = rng.uniform(-rho, rho, (count, size))
+    ball = rng.normal(size=(count, size))
+    ball *= (
+        rho
+        * rng.uniform(size=(count, 1)) ** (1 / size)
+        / np.linalg.norm(ball, axis=1, keepdims=True)
+    )
+    # The L1 ball: exponential sizes over their sum with one more.
+    sizes = rng.exponential(size=(count, size + 1))
+    cross = rho * sizes / sizes.sum(axis=1, keepdims=True)
+    for norm, points in (("inf", box), (2, ball), (1, cross[:, :size])):
+        found = rows.protocol.start_noise(norm, rho, size)
+        assert found == pytest.approx(np.sqrt(np.mean(points**2)), rel=0.01)
+
+
+def test_figures_that_only_depend_on_noise():
+    """Norms are compared where their starts are alike, and only there."""
+
+    def cell(norm, noise, percent):
+        return {"norm": norm, "rho": 1.0, "start_noise": noise,
+                "paper": percent}  # fmt: skip
+
+    gap = pages.large_radii.norm_gap
+    alike = [cell("inf", 0.29, 67.0), cell("2", 0.3, 66.0), cell("1", 0.25, 64)]
+    assert gap(alike) == 3.0
+    assert gap([*alike, cell("2", 1.0, 10.0)]) == 3.0
+    assert gap([cell("2", 0.3, 66.0), cell("2", 0.3, 10.0)]) is None
+    assert gap(alike[:1]) is None
+    by_noise = pages.large_radii.by_noise
+    assert (
+        by_noise([*alike, cell("1", 0.1, 90.0)]) == alike[::-1][:1] + alike[:2]
+    )
+
+
 def test_verdict_on_the_search():
     """It follows from the rows, whatever they say."""
     row = {"paper": 60.0, "ours": 10.0, "ours_strong": 10.0, "clean": 10.0,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 from keras_rub.reproduction import (
@@ -15,6 +16,7 @@ from keras_rub.reproduction import (
 from keras_rub.reproduction.context import Context
 from keras_rub.reproduction.pages.page import Page
 from keras_rub.reproduction.run.networks import (
+    SHAPES,
     attacked_networks,
     masked,
     rub_networks,
@@ -166,6 +168,7 @@ def _large_radii(context: Context) -> Page | None:
         found += rows.protocol.ceilings(
             name, radii, run.protocol.ceilings(context, plan, name, radii)
         )
+        found += rows.protocol.starts(name, math.prod(SHAPES[name]))
     for name in plan.datasets:
         found += rows.protocol.scaled(
             name, plan, run.protocol.scale(context, plan, name)

@@ -181,26 +181,38 @@ def curves(
 
     Args:
         panels: dicts with `title`, `radii`, `xlabel` and `lines`: dicts with
-            `values` (`None` for a gap), `label` and matplotlib styles.
+            `values` (`None` for a gap), `label` and matplotlib styles. With
+            `ticks`, these words stand below the radii's places.
         ylabel: of all panels.
         legend_columns: of the legend below.
     """
     width = 7.5 if len(panels) == 1 else 5.0
-    figure, axes = _panels(1, len(panels), width, height=3.8, sharey=True)
-    for panel, ax in zip(panels, axes[0], strict=True):
+    columns = 2 if len(panels) == 4 else min(len(panels), 3)
+    figure, axes = _panels(
+        -(-len(panels) // columns), columns, width, height=3.8, sharey=True
+    )
+    for ax in axes.flat[len(panels) :]:
+        ax.set_visible(False)
+    for panel, ax in zip(panels, axes.flat, strict=False):
         places = np.arange(len(panel["radii"]))
         for line in panel["lines"]:
             style = {k: v for k, v in line.items() if k != "values"}
             values = [np.nan if v is None else v for v in line["values"]]
             if not np.all(np.isnan(values)):
                 ax.plot(places, values, **style)
-        labels = [f"{rho:g}" for rho in panel["radii"]]
-        many = sum(map(len, labels)) > 35
-        ax.set_xticks(places, labels, rotation=45 if many else 0)
+        labels = panel.get("ticks") or [f"{rho:g}" for rho in panel["radii"]]
+        many = "ticks" not in panel and sum(map(len, labels)) > 35
+        ax.set_xticks(
+            places,
+            labels,
+            rotation=45 if many else 0,
+            fontsize=8 if "ticks" in panel else None,
+        )
         ax.set_xlabel(panel["xlabel"], fontsize=9)
         ax.set_title(panel["title"], fontsize=10)
         ax.grid(alpha=0.3)
-    axes[0, 0].set_ylabel(ylabel)
+    for ax in axes[:, 0]:
+        ax.set_ylabel(ylabel)
     _legend_below(figure, legend_columns)
     return figure
 

@@ -16,6 +16,7 @@ from keras_rub.reproduction.rows.protocol import (
     SAMPLING,
     SCALED,
     SEARCH,
+    START,
     TRAINED,
     is_beyond,
 )
@@ -24,6 +25,12 @@ _INPUTS = {
     "standard": "images standardised one by one",
     "unit": "pixels in [0, 1]",
 }
+
+# From here on the noise of a random start moves pixels visibly, and starts of
+# different norms count as alike if they differ by less than the ratio.
+_NOTICEABLE = 0.15
+_ALIKE = 1.25
+_CLOSE = 3.0  # percentage points between such starts
 
 _SECOND_LOOK = (
     " These recipes were settled after shorter trainings for Linf 0.3, 0.5 and "
@@ -57,10 +64,10 @@ def large_radii(
         title="What the paper's figures at large radii mean",
         about=(
             "At large radii the paper reports accuracies that our networks do "
-            "not reach. Three experiments say why: what no classifier can "
-            "exceed; what the paper's attack says of one and the same "
-            "classifier when its logits grow; and what the paper's search "
-            "comes to when it is run."
+            "not reach. Four things say why: what no classifier can exceed; "
+            "what the paper's attack says of one and the same classifier when "
+            "its logits grow; what the paper's own figures depend on; and what "
+            "its search comes to when it is run."
         ),
         units=[_INPUTS[name] + "." for name in plan.normalizations],
         body=body,
@@ -94,6 +101,8 @@ def _of_set(plan, title, rows, laptop) -> list[str]:
         parts += _ceiling_part(plan, kinds[CEILING])
     if SCALED in kinds:
         parts += _scaled_part(plan, kinds[SCALED], kinds.get(NOISE, []))
+    if START in kinds:
+        parts += _start_part(plan, kinds[START], kinds.get(SCALED, []))
     if TRAINED in kinds:
         parts += _trained_part(plan, kinds[TRAINED], laptop)
     if SEARCH in kinds:
@@ -195,6 +204,118 @@ def _scaled_part(plan, rows, noise) -> list[str]:
     ]
 
 
+def by_noise(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The cells of one defence where a random start is noticeable.
+
+    Args:
+        rows: of `rows.protocol.starts`, of one defence.
+
+    Returns:
+        The rows, by growing noise.
+    """
+    some = [row for row in rows if row["start_noise"] >= _NOTICEABLE]
+    return sorted(some, key=lambda row: row["start_noise"])
+
+
+def norm_gap(rows: list[dict[str, Any]]) -> float | None:
+    """How much accuracies differ between norms where the noise is alike.
+
+    Args:
+        rows: of one defence, with `norm`, `start_noise` and the accuracy
+            `paper`.
+
+    Returns:
+        The largest difference, `None` if no two norms have starts alike.
+    """
+    gaps = [
+        abs(one["paper"] - other["paper"])
+        for one in rows
+        for other in rows
+        if one["norm"] != other["norm"]
+        and 1 <= other["start_noise"] / one["start_noise"] < _ALIKE
+    ]
+    return max(gaps, default=None)
+
+
+def _start_part(plan, rows, scaled) -> list[str]:
+    """The paper's figures by the noise that its PGD begins with."""
+    lines = _by_defence(rows)
+    gaps = {title: norm_gap(some) for title, some in lines.items()}
+    if None in gaps.values():
+        return []
+    noise = {
+        (row["norm"], row["rho"]): row["start_noise"]
+        for row in next(iter(lines.values()))
+    }
+    table = {f"{title}, paper": some for title, some in lines.items()}
+    table |= _scaled_by_noise(plan, scaled, noise)
+
+    def line(name, some):
+        values = {(row["norm"], row["rho"]): row["paper"] for row in some}
+        percents = [words.cell(values.get(place)) for place in noise]
+        return [name, *percents, f"{norm_gap(some):.1f}"]
+
+    close = [title for title, gap in gaps.items() if gap < _CLOSE]
+    return [
+        "### What the paper's figures depend on",
+        "foolbox's PGD begins at a random point of the ball. If it finds no "
+        "gradient it stays there, and the accuracy it leaves depends on how "
+        "far that point is from the image, and on nothing else: on the "
+        "standard deviation of a pixel, which is rho times 0.58 for Linf, "
+        "about rho over the root of the number of pixels for L2, and 1.4 rho "
+        "over that number for L1. To an attack that sees gradients the three "
+        "balls are not alike at all. The figures by that deviation, percent:",
+        tables.to_markdown(
+            ["deviation", *(f"{value:.2f}" for value in noise.values()),
+             "between norms"],
+            [
+                ["norm, rho", *(f"L{n}, {rho:g}" for n, rho in noise), ""],
+                *(line(*pair) for pair in table.items()),
+            ],
+        ),
+        "The last column is the largest difference between two norms whose "
+        f"deviations are within a factor of {_ALIKE:g}."
+        + (
+            f" In the paper's rows {', '.join(close)} it is below {_CLOSE:g} "
+            "points: these figures are what some network keeps under random "
+            "noise, whatever the norm."
+            if close
+            else ""
+        ),
+    ]  # fmt: skip
+
+
+def _by_defence(starts) -> dict[str, list[dict[str, Any]]]:
+    starts = list(starts)
+    return {
+        title: by_noise([row for row in starts if row["defence"] == title])
+        for title in dict.fromkeys(row["defence"] for row in starts)
+    }
+
+
+def _scaled_by_noise(plan, scaled, noise) -> dict[str, list[dict[str, Any]]]:
+    """Our networks with and without gradients, as rows of `norm_gap`."""
+    titles = list(dict.fromkeys(row["defence"] for row in scaled))
+    plain, large = plan.factors[0], plan.factors[-1]
+    wanted = [(title, large, "ours", "paper's attack") for title in titles]
+    wanted += [
+        (title, plain, key, attack)
+        for title in titles[:1]
+        for key, attack in (
+            ("ours", "paper's attack"), ("ours_strong", "all our attacks"),
+        )
+    ]  # fmt: skip
+    return {
+        f"{title}, ours, logits times {factor:g}, {attack}": [
+            {**row, "paper": row[key], "start_noise": noise[place]}
+            for row in scaled
+            if (row["defence"], row["factor"]) == (title, factor)
+            and (place := (row["norm"], row["rho"])) in noise
+        ]
+        for title, factor, key, attack in wanted
+    }
+
+
 def _trained_part(plan, rows, laptop) -> list[str]:
     recipe = plan.trained[0]
     return [
@@ -280,8 +401,16 @@ def verdict(rows: list[dict[str, Any]]) -> str:
 
 
 def _panels(plan, rows) -> list[dict[str, Any]]:
-    """A panel a data set and norm."""
+    """A panel a data set by noise, then one a data set and norm."""
     found = []
+    for name in plan.bounded:
+        lines = _by_defence(
+            row
+            for row in rows
+            if (row["dataset"], row["kind"]) == (name, START)
+        )
+        if None not in (gaps := [norm_gap(some) for some in lines.values()]):
+            found += [_noise_panel(name, lines)] if gaps else []
     for name in plan.datasets:
         for norm, radii in plan.radii.items():
             some = [
@@ -300,6 +429,24 @@ def _panels(plan, rows) -> list[dict[str, Any]]:
                 }
             )
     return found
+
+
+def _noise_panel(name, lines) -> dict[str, Any]:
+    """The paper's figures over the noise that PGD begins with."""
+    cells = next(iter(lines.values()))
+    return {
+        "title": f"{TITLES.get(name, name)}, the paper's figures by noise",
+        "radii": [row["start_noise"] for row in cells],
+        "ticks": [
+            f"{row['start_noise']:.2f}\nL{row['norm']}\n{row['rho']:g}"
+            for row in cells
+        ],
+        "xlabel": "deviation of a pixel where PGD begins; norm and radius",
+        "lines": [
+            figures.line(title, [row["paper"] for row in some], True)
+            for title, some in lines.items()
+        ],
+    }
 
 
 def _lines(plan, rows, radii):

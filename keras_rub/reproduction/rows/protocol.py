@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from keras_rub.reproduction import paper
@@ -12,8 +13,8 @@ from keras_rub.reproduction.run.networks import Network
 from keras_rub.reproduction.run.protocol import Candidate, Radii
 
 # What a row tells of.
-CEILING, SEARCH, SCALED, NOISE, TRAINED = (
-    "ceiling", "search", "scaled", "noise", "trained",
+CEILING, START, SEARCH, SCALED, NOISE, TRAINED = (
+    "ceiling", "start", "search", "scaled", "noise", "trained",
 )  # fmt: skip
 
 # The paper's images are others, so that shares of them differ by this much
@@ -73,6 +74,48 @@ def ceilings(
         for norm, values in radii.items()
         for place, rho in enumerate(values)
         if found
+    ]
+
+
+def start_noise(norm: int | str, rho: float, features: int) -> float:
+    """How far foolbox's PGD moves a feature before its first step.
+
+    It begins at a random point of the ball, all points alike. This is the
+    standard deviation of a feature there.
+
+    Args:
+        norm: 1, 2 or `"inf"`.
+        rho: the radius.
+        features: their number.
+    """
+    if norm == "inf":
+        return rho / math.sqrt(3)
+    if norm == 2:
+        return rho / math.sqrt(features + 2)
+    return rho * math.sqrt(2 / ((features + 1) * (features + 2)))
+
+
+def starts(dataset: str, features: int) -> list[dict[str, Any]]:
+    """The paper's attacked figures beside the noise that its PGD begins with.
+
+    Args:
+        dataset: name of the data set.
+        features: of one image.
+    """
+    return [
+        {
+            "dataset": dataset,
+            "kind": START,
+            "norm": str(norm),
+            "rho": rho,
+            "defence": title,
+            "paper": percent,
+            "start_noise": round(start_noise(norm, rho, features), 4),
+        }
+        for norm in (1, 2, "inf")
+        for title, line in paper.table(dataset, paper.ATTACKED, norm).items()
+        for rho, percent in line.items()
+        if rho
     ]
 
 

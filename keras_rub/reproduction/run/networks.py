@@ -24,7 +24,8 @@ from keras_rub.reproduction.plans import (
 from keras_rub.resuming import require_same
 from keras_rub.training import Recipe
 
-_SHAPES = {
+# Of one image.
+SHAPES = {
     "mnist": (28, 28, 1),
     "fashion_mnist": (28, 28, 1),
     "cifar10": (32, 32, 3),
@@ -205,7 +206,7 @@ def _networks_of(plan, title, cnn) -> list[Network]:
                 template,
                 defense=defense,
                 norm=norm,
-                rho=round(paper_radius(number, norm, _SHAPES[plan.dataset]), 6),
+                rho=round(paper_radius(number, norm, SHAPES[plan.dataset]), 6),
             ),
         )
         for normalization in plan.inputs_of(cnn)
