@@ -569,10 +569,31 @@ def test_search_takes_the_best_under_attack():
         for place, candidate in enumerate(some)
     }
     cells = choose.searched_cells(plan, validation)
+    assert len(some) == 8  # four of each batch size
     assert cells == {(2, 8.4): some[-1], ("inf", 0.5): some[0]}
     assert choose.radii_of(cells) == {
         some[-1]: {2: [8.4]}, some[0]: {"inf": [0.5]},
     }  # fmt: skip
+
+
+def test_networks_without_defence_by_batch():
+    """The best of each batch size, whatever the other defences have."""
+    plan = budgets.PROTOCOLS["smoke"]
+    some = candidates(plan, "digits")
+    validation = {
+        candidate: {"2": [0.1 * place], "inf": [0.9 - 0.1 * place]}
+        for place, candidate in enumerate(some)
+    }
+    found = rows.protocol.undefended("digits", plan, validation)
+    nominal = [c.title == "Nominal" for c in some]
+    assert nominal == 2 * [False, False, True, True]
+    assert [
+        (row["batch_size"], row["norm"], row["rate"], row["ours"])
+        for row in found
+    ] == [
+        (8, "2", 1e-3, 30.0), (8, "inf", 1.0, 70.0),
+        (16, "2", 1e-3, 70.0), (16, "inf", 1.0, 30.0),
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -297,6 +297,28 @@ class BoundPlan:
 
 
 @dataclasses.dataclass(frozen=True)
+class Grid:
+    """Networks of the paper's search: all combinations.
+
+    Attributes:
+        normalizations: of the inputs.
+        defences: those of `IMAGE_DEFENCES` that are trained.
+        rates: learning rates, constant over the training.
+        numbers: what they train for; for L1 times the square root of the
+            number of features. The radius is not ramped.
+        steps: training steps.
+        batch_sizes: samples a step.
+    """
+
+    normalizations: tuple[str, ...]
+    defences: tuple[str, ...]
+    rates: tuple[float, ...]
+    numbers: tuple[float, ...]
+    steps: int
+    batch_sizes: tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True)
 class ProtocolPlan:
     """The paper's search for networks at large radii, as it is written.
 
@@ -304,13 +326,10 @@ class ProtocolPlan:
         bounded: names of image sets whose ceilings are looked for.
         datasets: names of image sets that are trained on.
         normalizations: of the inputs.
-        defences: those of `IMAGE_DEFENCES` that are trained.
-        rates: learning rates, constant over the training.
-        numbers: what they train for; for L1 times the square root of the
-            number of features. The radius is not ramped.
+        grids: the networks of the search.
         radii: from the norm to the radii of the attacks.
-        steps: training steps.
-        batch_size: samples a step.
+        steps: training steps of `scaled`.
+        batch_size: samples a step of `scaled`.
         architecture: of `keras_rub.training.ARCHITECTURES`.
         attack_steps: of PGD, in training.
         vertices: with RUB, vertices a sample to evaluate.
@@ -328,9 +347,7 @@ class ProtocolPlan:
     bounded: tuple[str, ...]
     datasets: tuple[str, ...]
     normalizations: tuple[str, ...]
-    defences: tuple[str, ...]
-    rates: tuple[float, ...]
-    numbers: tuple[float, ...]
+    grids: tuple[Grid, ...]
     radii: dict[Any, tuple[float, ...]]
     steps: int
     batch_size: int
@@ -348,7 +365,7 @@ class ProtocolPlan:
     samples: int = 500
     grouped: int = 2000
 
-    def recipe(self, title: str) -> Recipe:
+    def recipe(self, title: str, steps: int, batch_size: int) -> Recipe:
         """How one defence is trained, but for radius and rate."""
         return recipe_of(
             title,
@@ -356,8 +373,8 @@ class ProtocolPlan:
             architecture=self.architecture,
             attack_steps=self.attack_steps,
             vertices=self.vertices,
-            batch_size=self.batch_size,
-            steps=self.steps,
+            batch_size=batch_size,
+            steps=steps,
         )
 
 

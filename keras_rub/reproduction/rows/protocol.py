@@ -13,8 +13,8 @@ from keras_rub.reproduction.run.networks import Network
 from keras_rub.reproduction.run.protocol import Candidate, Radii
 
 # What a row tells of.
-CEILING, START, SEARCH, SCALED, NOISE, TRAINED = (
-    "ceiling", "start", "search", "scaled", "noise", "trained",
+CEILING, START, SEARCH, UNDEFENDED, SCALED, NOISE, TRAINED = (
+    "ceiling", "start", "search", "undefended", "scaled", "noise", "trained",
 )  # fmt: skip
 
 # The paper's images are others, so that shares of them differ by this much
@@ -145,11 +145,54 @@ def search(
             "normalization": candidate.normalization,
             "number": candidate.number,
             "rate": candidate.rate,
+            "steps": candidate.steps,
+            "batch_size": candidate.batch_size,
             "networks": len(validation),
         }
         for (norm, rho), candidate in cells.items()
         if candidate in results
     ]
+
+
+def undefended(
+    dataset: str,
+    plan: ProtocolPlan,
+    validation: dict[Candidate, dict[str, Any]],
+) -> list[dict[str, Any]]:
+    """The best networks without defence, by the samples a training step.
+
+    Args:
+        dataset: name of the data set.
+        plan: `ProtocolPlan`.
+        validation: of `run.protocol.search`.
+    """
+    groups: dict[tuple[int, int], list[Candidate]] = {}
+    for candidate in validation:
+        if candidate.title == "Nominal":
+            key = (candidate.steps, candidate.batch_size)
+            groups.setdefault(key, []).append(candidate)
+    found = []
+    for (steps, batch_size), some in groups.items():
+        for norm, radii in plan.radii.items():
+            theirs = paper.table(dataset, paper.ATTACKED, norm)
+            for place, rho in enumerate(radii):
+                best = max(some, key=lambda c: validation[c][str(norm)][place])
+                accuracy = validation[best][str(norm)][place]
+                found.append(
+                    {
+                        "dataset": dataset,
+                        "kind": UNDEFENDED,
+                        "norm": str(norm),
+                        "rho": rho,
+                        "paper": theirs.get("Nominal", {}).get(rho),
+                        "ours": round(100 * accuracy, 2),
+                        "normalization": best.normalization,
+                        "rate": best.rate,
+                        "steps": steps,
+                        "batch_size": batch_size,
+                    }
+                )
+    return found
 
 
 def scaled(

@@ -24,6 +24,8 @@ from keras_rub.training import Recipe
 
 Radii = dict[Any, list[float]]
 
+_TOGETHER = 20  # training steps
+
 
 @dataclasses.dataclass(frozen=True)
 class Candidate:
@@ -35,6 +37,8 @@ class Candidate:
         title: the paper's name of the defence.
         number: what it trains for.
         rate: the learning rate.
+        steps: training steps.
+        batch_size: samples a step.
     """
 
     dataset: str
@@ -42,25 +46,35 @@ class Candidate:
     title: str
     number: float
     rate: float
+    steps: int
+    batch_size: int
 
     @property
     def name(self) -> str:
         """A name for files."""
+        return f"{self.group_name}-{self.rate:g}"
+
+    @property
+    def group_name(self) -> str:
+        """The same for all that differ in the rate only."""
         return (
             f"{self.dataset}-{self.normalization}-{self.title}-"
-            f"{self.number:g}-{self.rate:g}"
+            f"{self.number:g}-{self.steps}-of-{self.batch_size}"
         )
 
 
 def candidates(plan: ProtocolPlan, dataset: str) -> list[Candidate]:
     """All networks of the search on one data set."""
     return [
-        Candidate(dataset, normalization, title, number, rate)
-        for normalization, title in itertools.product(
-            plan.normalizations, plan.defences
+        Candidate(
+            dataset, normalization, title, number, rate, grid.steps, batch_size
         )
-        for number in ((0.0,) if title == "Nominal" else plan.numbers)
-        for rate in plan.rates
+        for grid in plan.grids
+        for batch_size, normalization, title in itertools.product(
+            grid.batch_sizes, grid.normalizations, grid.defences
+        )
+        for number in ((0.0,) if title == "Nominal" else grid.numbers)
+        for rate in grid.rates
     ]
 
 
@@ -69,16 +83,15 @@ def search(
 ) -> dict[Candidate, dict[str, Any]]:
     """Accuracies on validation samples under the paper's attacks.
 
-    The networks of one defence, kind of inputs and radius are a job.
+    The networks that differ in their learning rate only are a job.
 
     Returns:
         A dict with an entry a network: `clean`, and from the norm to a list
         with a number a radius of the plan.
     """
-    groups: dict[tuple, list[Candidate]] = {}
+    groups: dict[str, list[Candidate]] = {}
     for found in candidates(plan, dataset):
-        key = (found.normalization, found.title, found.number)
-        groups.setdefault(key, []).append(found)
+        groups.setdefault(found.group_name, []).append(found)
     done = context.do(
         {key: _search_job(context, plan, some) for key, some in groups.items()}
     )
@@ -95,7 +108,7 @@ def _settings(plan: ProtocolPlan, first: Candidate, **more: Any) -> dict:
         "normalization": first.normalization,
         "defence": first.title,
         "number": first.number,
-        "recipe": plan.recipe(first.title),
+        "recipe": plan.recipe(first.title, first.steps, first.batch_size),
         **more,
     }
 
@@ -115,9 +128,8 @@ def _search_job(context, plan, group) -> Job:
         keras.backend.clear_session()
         return {"networks": found}
 
-    name = first.name.rsplit("-", 1)[0]
     return Job(
-        f"protocol-{name}",
+        f"protocol-{first.group_name}",
         _settings(
             plan,
             first,
@@ -132,7 +144,10 @@ def _search_job(context, plan, group) -> Job:
 def _trainer(plan, candidate, data) -> Trainer:
     # Constant rates and no clipping of gradients, as in the paper.
     return Trainer(
-        plan.recipe(candidate.title), data, keras.optimizers.Adam(1e-3)
+        plan.recipe(candidate.title, candidate.steps, candidate.batch_size),
+        data,
+        keras.optimizers.Adam(1e-3),
+        together=_TOGETHER,
     )
 
 
@@ -265,7 +280,10 @@ def scale(
     """
 
     def job(title, number):
-        candidate = Candidate(dataset, "standard", title, number, 1e-3)
+        candidate = Candidate(
+            dataset, "standard", title, number, 1e-3, plan.steps,
+            plan.batch_size,
+        )  # fmt: skip
 
         def work():
             data = context.load(dataset, "standard")
