@@ -382,6 +382,54 @@ def test_the_network_of_a_radius():
     assert {n.recipe.steps for n in wanted} == {10_000, 5000}
 
 
+def test_networks_of_a_certified_table():
+    """Inputs, architectures and seeds are kept apart; each has its radii."""
+    plan = dataclasses.replace(
+        budgets.IMAGES["laptop"]["mnist"],
+        rub_radii=(2.8, 28.0, 84.0),
+        unit_radii=(2.8,),
+        unit_certified=(14.0,),
+        seeds=(0, 7),
+        conv=Recipe(architecture="small_cnn", steps=5),
+        conv_radii=(8.4,),
+        conv_certified=11,
+    )
+    every = networks.certified_networks(plan)
+    assert len(every) == 2 * 6
+    assert len({network.name for network in every}) == len(every)
+    assert [network.name for network in every[:6:5]] == [
+        "mnist-standard-mlp-rub-L1-2.8",
+        "mnist-standard-small_cnn-rub-L1-8.4",
+    ]
+    assert every[6].name == "mnist-standard-mlp-rub-L1-2.8-seed-7"
+    cases = choose.certified_cases(every, [2.8, 14.0])
+    assert [(*n.kind, n.recipe.rho, rho) for n, rho in cases] == [
+        (inputs, architecture, seed, trained, rho)
+        for seed in (0, 7)
+        for inputs, architecture, trained, rho in (
+            ("standard", "mlp", 2.8, 2.8), ("standard", "mlp", 28.0, 14.0),
+            ("unit", "mlp", 2.8, 2.8), ("unit", "mlp", 14.0, 14.0),
+            ("standard", "small_cnn", 8.4, 2.8),
+            ("standard", "small_cnn", 8.4, 14.0),
+        )
+    ]  # fmt: skip
+    assert plan.to_certify(every[0].recipe) == 10_000
+    assert plan.to_certify(every[5].recipe) == 11
+
+
+def test_summary_takes_the_mean_of_seeds(tmp_path):
+    lines = ["normalization,architecture,seed,rho,paper_rub,ours_rub,"
+             "ours_auto,ours_auto_range"]  # fmt: skip
+    lines += ["standard,mlp,0,1,50,40,52,", "standard,mlp,1,1,50,49,,",
+              "standard,small_cnn,0,1,50,60,,"]  # fmt: skip
+    (tmp_path / "tab_bounds_mnist.csv").write_text("\n".join(lines) + "\n")
+    found = rows.summary.summary(tmp_path)
+    assert [(row["table"], row["ours"]) for row in found] == [
+        ("tab_bounds_mnist, standard", 50.5),
+        ("tab_bounds_mnist, standard, small_cnn", 60.0),
+    ]
+
+
 def test_validation_samples_choose():
     """The test samples, where it is the other way round, have no say."""
 

@@ -159,7 +159,13 @@ IMAGES = {
         ),
         fashion_mnist={"dataset": "digits"},
         mnist={"dataset": "digits", "unit_radii": (0.28,)},
-        cifar10={"dataset": "digits"},
+        cifar10={
+            "dataset": "digits",
+            "seeds": (0, 1),
+            "conv": dataclasses.replace(_RUB_TINY, architecture="small_cnn"),
+            "conv_radii": (0.28,),
+            "conv_certified": 20,
+        },
     ),
     "laptop": _image_plans(
         ImagePlan(

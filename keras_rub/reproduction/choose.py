@@ -11,7 +11,7 @@ from collections.abc import Hashable
 from typing import Any, TypeVar
 
 from keras_rub.reproduction.plans import ProtocolPlan
-from keras_rub.reproduction.run.images import accuracy
+from keras_rub.reproduction.run.images import Case, accuracy
 from keras_rub.reproduction.run.networks import Network
 from keras_rub.reproduction.run.protocol import Candidate
 
@@ -44,13 +44,25 @@ def by_defence(networks: list[Network]) -> dict[str, list[Network]]:
     return _groups(networks, "title")
 
 
-def by_inputs(networks: list[Network]) -> dict[str, list[Network]]:
-    """The networks of each normalisation of the inputs."""
-    return _groups(networks, "normalization")
+def certified_cases(networks: list[Network], radii: list[float]) -> list[Case]:
+    """The network of each radius, for each kind of networks.
+
+    Args:
+        networks: those that may be taken.
+        radii: of the table.
+
+    Returns:
+        Pairs of a network and a radius.
+    """
+    return [
+        (network_for(group, rho), rho)
+        for group in _groups(networks, "kind").values()
+        for rho in radii
+    ]
 
 
-def _groups(networks, attribute):
-    groups: dict[str, list[Network]] = {}
+def _groups(networks, attribute) -> dict[Any, list[Network]]:
+    groups: dict[Any, list[Network]] = {}
     for network in networks:
         groups.setdefault(getattr(network, attribute), []).append(network)
     return groups

@@ -18,8 +18,8 @@ from keras_rub.reproduction.pages.page import Page
 from keras_rub.reproduction.run.networks import (
     SHAPES,
     attacked_networks,
+    certified_networks,
     masked,
-    rub_networks,
     train,
 )
 
@@ -132,14 +132,13 @@ def _certified(name: str, dataset: str) -> Experiment:
     def experiment(context: Context) -> Page | None:
         plan = budgets.IMAGES[context.budget][dataset]
         theirs = paper.table(dataset, paper.CERTIFIED, 1)
-        wanted = rub_networks(plan)
+        radii = rows.images.certified_radii(plan, dataset)
+        # Only those that a radius takes.
+        chosen = choose.certified_cases(certified_networks(plan), radii)
+        wanted = list(dict.fromkeys(network for network, _ in chosen))
         inputs = run.images.inputs(context, wanted)
         ready = train(context, wanted)
-        cases = [
-            (choose.network_for(group, rho), rho)
-            for group in choose.by_inputs(ready).values()
-            for rho in rows.images.certified_radii(plan, dataset)
-        ]
+        cases = choose.certified_cases(ready, radii)
         found = [
             rows.images.certified(*case, proofs, theirs)
             for case, proofs in run.images.certify(context, plan, cases).items()

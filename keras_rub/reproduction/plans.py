@@ -135,6 +135,14 @@ class ImagePlan:
         small: the largest radius that `rub_small` trains for.
         tried: what the page of certified accuracies says where ours are
             below the paper's.
+        seeds: of the networks of the certified table; attacked ones take the
+            first.
+        unit_certified: further radii with pixels in [0, 1], for the certified
+            table only.
+        conv: `Recipe` of convolutional RUB networks of the certified table,
+            or `None` for none.
+        conv_radii: the radii they train for, with standardised inputs.
+        conv_certified: test samples of theirs to certify.
     """
 
     dataset: str
@@ -162,11 +170,21 @@ class ImagePlan:
     smoke_radii: dict[Any, list[float]] | None = None
     small: float = 1.0
     tried: str = ""
+    seeds: tuple[int, ...] = (0,)
+    unit_certified: tuple[float, ...] = ()
+    conv: Recipe | None = None
+    conv_radii: tuple[float, ...] = ()
+    conv_certified: int = 1000
 
     def rub_recipe(self, rho: float) -> Recipe:
         """How the RUB perceptron of a radius is trained."""
         recipe = self.rub_small if rho <= self.small else self.rub
-        return dataclasses.replace(recipe, rho=rho)
+        return dataclasses.replace(recipe, rho=rho, seed=self.seeds[0])
+
+    def to_certify(self, recipe: Recipe) -> int:
+        """How many test samples of a network are certified."""
+        conv = self.conv and self.conv.architecture == recipe.architecture
+        return self.conv_certified if conv else self.certified
 
     def inputs_of(self, cnn: bool) -> tuple[str, ...]:
         """Normalisations of the inputs of attacked networks."""

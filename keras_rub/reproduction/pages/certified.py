@@ -37,20 +37,21 @@ def tab_bounds(
         laptop: whether this is the laptop budget, of which is told how it
             came about.
     """
-    by_inputs: dict[str, list[dict[str, Any]]] = {}
+    kinds: dict[str, list[dict[str, Any]]] = {}
     for row in rows:
-        by_inputs.setdefault(row["normalization"], []).append(row)
+        kinds.setdefault(_kind(row, plan), []).append(row)
     radii = sorted({row["rho"] for row in rows})
     body = [
         f"{ready} networks are ready. Each radius takes the network that was "
         "trained for the smallest radius not below it, or for the largest of "
         "all.",
     ]
-    for normalization, some in by_inputs.items():
+    for kind, some in kinds.items():
         body += [
-            f"## Inputs: {normalization}",
+            f"## {kind[0].upper()}{kind[1:]}",
             _table(some, theirs, radii),
             _verdict(some, plan.tried),
+            *_over_seeds(some),
         ]
     return Page(
         name=name,
@@ -58,7 +59,7 @@ def tab_bounds(
         about=(
             "Percent of test images that are classified right and proved to "
             f"stay so within an L1 ball; the first {rows[0]['samples']} test "
-            "images."
+            f"images{'' if plan.conv is None else ', unless said otherwise'}."
         ),
         units=units,
         body=body,
@@ -66,13 +67,43 @@ def tab_bounds(
         rows=rows,
         figure=figures.curves(
             [
-                _panel(some, theirs, inputs)
-                for inputs, some in by_inputs.items()
+                _panel(_first(some), theirs, kind)
+                for kind, some in kinds.items()
             ],
             "certified accuracy, %",
             3,
         ),
     )
+
+
+def _kind(row, plan) -> str:
+    """What a table of the page is about."""
+    if plan.conv is not None and row["architecture"] == plan.conv.architecture:
+        return (
+            f"inputs: {row['normalization']}, convolutional network "
+            f"({row['architecture']}), first {row['samples']} images"
+        )
+    return f"inputs: {row['normalization']}"
+
+
+def _first(rows):
+    """Those of the first seed."""
+    return [row for row in rows if row["seed"] == rows[0]["seed"]]
+
+
+def _over_seeds(rows) -> list[str]:
+    """How much the seed matters, if there are several."""
+    seeds = list(dict.fromkeys(row["seed"] for row in rows))
+    if len(seeds) < 2:
+        return []
+    by_radius: dict[float, list[float]] = {}
+    for row in rows:
+        by_radius.setdefault(row["rho"], []).append(best_of(row))
+    most = max(max(found) - min(found) for found in by_radius.values())
+    return [
+        f"Seeds {words.numbers(seeds)}: our best bounds differ by at most "
+        f"{most:.2f} points at any radius."
+    ]
 
 
 def _differences(plan, laptop):
@@ -100,6 +131,12 @@ def _differences(plan, laptop):
         f"{paper.IMAGES.steps} steps, no ramp.",
         *words.augmented(plan.rub),
     ]
+    if plan.conv is not None:
+        found.append(
+            f"Convolutional networks: {words.rounds(plan.conv)} steps, weight "
+            f"decay {plan.conv.weight_decay:g}, {words.optimizer(plan.conv)}. "
+            "The paper has none in this table."
+        )
     if laptop:
         found.append(
             f"The recipe for radii up to {plan.small:g}, the rule that gives a "
@@ -111,29 +148,43 @@ def _differences(plan, laptop):
 
 
 def _table(rows, theirs, radii):
-    by_radius = {row["rho"]: row for row in rows}
-    found = [by_radius.get(rho) for rho in radii]
     lines = [
         [f"{defence}, paper", *(words.cell(row.get(r)) for r in radii)]
         for defence, row in theirs.items()
     ]
+    seeds = list(dict.fromkeys(row["seed"] for row in rows))
+    for seed in seeds:
+        lines += _of_seed(
+            [row for row in rows if row["seed"] == seed],
+            radii,
+            f", seed {seed}" if len(seeds) > 1 else "",
+        )
+    return tables.to_markdown(["rho", *(f"{rho:g}" for rho in radii)], lines)
+
+
+def _of_seed(rows, radii, ending):
+    """Lines of the table about the networks of one seed."""
+    by_radius = {row["rho"]: row for row in rows}
+    found = [by_radius.get(rho) for rho in radii]
+    lines = []
     for key, title in (
         ("ours_rub", "RUB, ours, the paper's bound"),
         ("ours_auto", "RUB, ours, `auto`"),
         ("ours_auto_range", "RUB, ours, `auto`, valid range"),
     ):
         if any(row is not None and row[key] is not None for row in found):
-            lines.append([title, *(_cell(row, key) for row in found)])
+            cells = [_cell(row, key) for row in found]
+            lines.append([title + ending, *cells])
     if rows[0]["ours_first"] is not None:
         cells = [
             words.cell(None if row is None else row["ours_first"])
             for row in found
         ]
         title = f"our best bound, first {paper.SAMPLES} images only"
-        lines.append([title, *cells])
+        lines.append([title + ending, *cells])
     trained = [f"{row['training_rho']:g}" if row else "-" for row in found]
-    lines.append(["training radius of ours", *trained])
-    return tables.to_markdown(["rho", *(f"{rho:g}" for rho in radii)], lines)
+    lines.append(["training radius of ours" + ending, *trained])
+    return lines
 
 
 def _cell(row, key) -> str:
@@ -149,7 +200,7 @@ def _verdict(rows, tried):
         return "Ours is at least the paper's RUB row at every radius (bold)."
     cells = ", ".join(
         f"{row['rho']:g} ({best_of(row) - row['paper_rub']:+.2f})"
-        for row in short
+        for row in sorted(short, key=lambda row: row["rho"])
     )
     return (
         "Bold: at least the paper's RUB row. We fall short of it at rho = "
@@ -157,7 +208,7 @@ def _verdict(rows, tried):
     ).strip()
 
 
-def _panel(rows, theirs, normalization):
+def _panel(rows, theirs, title):
     ours = [
         {
             "values": [row[key] for row in rows],
@@ -190,7 +241,7 @@ def _panel(rows, theirs, normalization):
         )
     ]
     return {
-        "title": f"inputs: {normalization}",
+        "title": title,
         "radii": [row["rho"] for row in rows],
         "xlabel": "L1 radius rho, in the network's input units",
         "lines": ours + papers,

@@ -94,6 +94,8 @@ def certified(
 
     return {
         "normalization": network.normalization,
+        "architecture": network.recipe.architecture,
+        "seed": network.recipe.seed,
         "rho": rho,
         "ours_rub": percent(proofs.rub),
         "ours_auto": percent(proofs.auto),

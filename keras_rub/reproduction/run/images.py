@@ -204,11 +204,12 @@ def certify(
 
 def _certify_job(context, plan, network, rho) -> Job:
     """Certifies with the paper's bound."""
+    samples = plan.to_certify(network.recipe)
 
     def work():
         model = network.load(context)
         data = context.load(network.dataset, network.normalization)
-        x, y = (array[: plan.certified] for array in data.test)
+        x, y = (array[:samples] for array in data.test)
         result = keras_rub.certify(
             model,
             x,
@@ -228,7 +229,7 @@ def _certify_job(context, plan, network, rho) -> Job:
     settings = {
         "network": network.recipe,
         "rho": rho,
-        "samples": plan.certified,
+        "samples": samples,
     }
     return Job(f"certify-rub-{network.name}-at-{rho:g}", settings, work)
 

@@ -61,12 +61,21 @@ class Network:
     def trained_name(self) -> str:
         """Name of its folder, whatever the factor."""
         recipe = self.recipe
-        parts = [self.dataset, self.normalization, recipe.architecture]
-        if recipe.defense == "nominal":
-            return "-".join([*parts, "nominal"])
-        return "-".join(
-            [*parts, recipe.defense, f"L{recipe.norm}", f"{recipe.rho:g}"]
-        )
+        parts = [
+            self.dataset, self.normalization, recipe.architecture,
+            recipe.defense,
+        ]  # fmt: skip
+        if recipe.defense != "nominal":
+            parts += [f"L{recipe.norm}", f"{recipe.rho:g}"]
+        if recipe.seed:
+            parts.append(f"seed-{recipe.seed}")
+        return "-".join(parts)
+
+    @property
+    def kind(self) -> tuple[str, str, int]:
+        """Inputs, architecture and seed: all but what it is trained for."""
+        recipe = self.recipe
+        return self.normalization, recipe.architecture, recipe.seed
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -171,6 +180,32 @@ def rub_networks(plan: ImagePlan) -> list[Network]:
             ("unit", plan.unit_radii),
         )
         for rho in radii
+    ]
+
+
+def certified_networks(plan: ImagePlan) -> list[Network]:
+    """The RUB networks of a certified table, those of the first seed first."""
+    first = rub_networks(plan)
+    first += [
+        Network(plan.dataset, "unit", "RUB", plan.rub_recipe(rho))
+        for rho in plan.unit_certified
+    ]
+    if plan.conv is not None:
+        first += [
+            Network(
+                plan.dataset,
+                "standard",
+                "RUB",
+                dataclasses.replace(plan.conv, rho=rho, seed=plan.seeds[0]),
+            )
+            for rho in plan.conv_radii
+        ]
+    return [
+        dataclasses.replace(
+            network, recipe=dataclasses.replace(network.recipe, seed=seed)
+        )
+        for seed in plan.seeds
+        for network in first
     ]
 
 
