@@ -418,10 +418,10 @@ def test_networks_of_a_certified_table():
 
 
 def test_summary_takes_the_mean_of_seeds(tmp_path):
-    lines = ["normalization,architecture,seed,rho,paper_rub,ours_rub,"
+    lines = ["normalization,architecture,seed,rho,samples,paper_rub,ours_rub,"
              "ours_auto,ours_auto_range"]  # fmt: skip
-    lines += ["standard,mlp,0,1,50,40,52,", "standard,mlp,1,1,50,49,,",
-              "standard,small_cnn,0,1,50,60,,"]  # fmt: skip
+    lines += ["standard,mlp,0,1,9,50,40,52,", "standard,mlp,1,1,9,50,49,,",
+              "standard,small_cnn,0,1,9,50,60,,"]  # fmt: skip
     (tmp_path / "tab_bounds_mnist.csv").write_text("\n".join(lines) + "\n")
     found = rows.summary.summary(tmp_path)
     assert [(row["table"], row["ours"]) for row in found] == [
@@ -487,10 +487,19 @@ def test_validation_samples_choose():
         # A strong attack confirms ours: the gap is a true one.
         ({"strong": 48.5, "masked": 90.0}, "behind"),
         ({"strong": 10.0}, "behind"),
+        # Trained as the paper trains, without defence.
+        ({"plain": 58.0}, "reached without defence"),
+        ({"plain": 57.9}, "behind"),
+        ({"plain": 90.0, "ceiling": 57.0}, "beyond any classifier"),
+        # Two deviations of 1000 and 2560 images would be 3.6 points.
+        ({"ours": 58.0}, "level"),
+        ({"ours": 57.9}, "behind"),
+        ({"ours": 59.0, "samples": 10**9}, "level"),
+        ({"ours": 59.0, "plain": 90.0}, "level"),
     ),
 )
 def test_status_of_a_cell(figures, expected):
-    figures = {"theirs": 60.0, "ours": 50.0, **figures}
+    figures = {"theirs": 60.0, "ours": 50.0, "samples": 1000, **figures}
     assert rows.summary.status(**figures) == expected
 
 

@@ -319,6 +319,7 @@ PROTOCOLS = {
         normalizations=("standard",),
         grids=(
             Grid(
+                datasets=("digits",),
                 normalizations=("standard",),
                 defences=("Baseline-Linf", "Nominal"),
                 rates=(1.0, 1e-3),
@@ -350,6 +351,7 @@ PROTOCOLS = {
             # A little of everything, and in full what the published notebook
             # names as chosen: rate 0.01, small numbers.
             Grid(
+                datasets=("mnist",),
                 normalizations=("standard", "unit"),
                 defences=("RUB", "Baseline-Linf", "PGD-Linf", "Nominal"),
                 rates=(0.1, 0.01, 1e-3),
@@ -358,6 +360,7 @@ PROTOCOLS = {
                 batch_sizes=(32,),
             ),
             Grid(
+                datasets=("mnist",),
                 normalizations=("standard", "unit"),
                 defences=("Nominal",),
                 rates=paper.RATES,
@@ -366,12 +369,22 @@ PROTOCOLS = {
                 batch_sizes=_PAPERS_BATCHES,
             ),
             Grid(
+                datasets=("mnist",),
                 normalizations=("standard",),
                 defences=("RUB", "Baseline-Linf", "PGD-Linf"),
                 rates=(0.01,),
                 numbers=(0.01,),
                 steps=paper.IMAGES.steps,
                 batch_sizes=_PAPERS_BATCHES[1:],
+            ),
+            Grid(
+                datasets=("fashion_mnist",),
+                normalizations=("standard",),
+                defences=("Nominal",),
+                rates=(0.01, 1e-3),
+                numbers=(),
+                steps=paper.IMAGES.steps,
+                batch_sizes=_PAPERS_BATCHES,
             ),
         ),
         radii=_LARGE,
@@ -389,6 +402,7 @@ PROTOCOLS = {
         normalizations=("standard", "unit"),
         grids=(
             Grid(
+                datasets=("mnist", "fashion_mnist"),
                 normalizations=("standard", "unit"),
                 defences=tuple(IMAGE_DEFENCES),
                 rates=paper.RATES,

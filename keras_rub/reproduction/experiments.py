@@ -178,6 +178,7 @@ def _large_radii(context: Context) -> Page | None:
         )
         tested = run.protocol.test(context, plan, choose.radii_of(strongest))
         found += rows.protocol.trained(name, strongest, tested)
+    for name in dict.fromkeys(n for grid in plan.grids for n in grid.datasets):
         seen = run.protocol.search(context, plan, name)
         cells = choose.searched_cells(plan, seen)
         judged = run.protocol.judge(context, plan, choose.radii_of(cells))

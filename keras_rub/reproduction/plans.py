@@ -319,6 +319,7 @@ class Grid:
     """Networks of the paper's search: all combinations.
 
     Attributes:
+        datasets: names of image sets.
         normalizations: of the inputs.
         defences: those of `IMAGE_DEFENCES` that are trained.
         rates: learning rates, constant over the training.
@@ -328,6 +329,7 @@ class Grid:
         batch_sizes: samples a step.
     """
 
+    datasets: tuple[str, ...]
     normalizations: tuple[str, ...]
     defences: tuple[str, ...]
     rates: tuple[float, ...]
@@ -342,7 +344,7 @@ class ProtocolPlan:
 
     Attributes:
         bounded: names of image sets whose ceilings are looked for.
-        datasets: names of image sets that are trained on.
+        datasets: names of image sets for `scaled` and `trained`.
         normalizations: of the inputs.
         grids: the networks of the search.
         radii: from the norm to the radii of the attacks.

@@ -27,6 +27,7 @@ _MARKERS = dict(zip(COLOURS, "osD^vP*Xh", strict=True))
 # Of cells of the summary.
 _STATUS_COLOURS = {
     Status.REACHED: "#1f6f8b",
+    Status.LEVEL: "#85c1e9",
     Status.BEYOND: "#c8c8c8",
     Status.UNSEEN: "#e0b050",
     Status.BEHIND: "#c0392b",

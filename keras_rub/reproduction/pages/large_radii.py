@@ -96,8 +96,10 @@ def large_radii(
 def _grid(grid: Grid) -> str:
     numbers = f", numbers {words.numbers(grid.numbers)}" if grid.numbers else ""
     batches = " or ".join(map(str, grid.batch_sizes))
+    sets = " and ".join(TITLES.get(name, name) for name in grid.datasets)
     return (
-        f"{', '.join(grid.defences)} ({', '.join(grid.normalizations)}), "
+        f"on {sets} {', '.join(grid.defences)} "
+        f"({', '.join(grid.normalizations)}), "
         f"{grid.steps} steps of {batches}, rates "
         f"{words.numbers(grid.rates)}{numbers}"
     )

@@ -57,6 +57,7 @@ def attacked(
             "paper": theirs[norm].get(defence, {}).get(rho),
             "ours": accuracy(result, norm, rho, attack),
             "ours_strong": accuracy(result, norm, rho, "worst"),
+            "samples": result["samples"],
             "normalization": network.normalization,
             "training_rho": network.recipe.rho,
         }

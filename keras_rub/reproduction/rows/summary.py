@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import csv
 import enum
+import math
 import pathlib
 from typing import Any
 
+from keras_rub.reproduction import paper
 from keras_rub.reproduction.plans import MASKED
 from keras_rub.reproduction.rows.images import best_of
-from keras_rub.reproduction.rows.protocol import CEILING, SAMPLING, is_beyond
+from keras_rub.reproduction.rows.protocol import (
+    CEILING,
+    SAMPLING,
+    UNDEFENDED,
+    is_beyond,
+)
 
 # From the names of tables to those of data sets.
 _SETS = {"fashion": "fashion_mnist", "mnist": "mnist", "cifar": "cifar10"}
@@ -21,29 +28,38 @@ def summary(results: pathlib.Path) -> list[dict[str, Any]]:
     Args:
         results: folder of the pages; those that are missing are left out.
     """
-    ceilings = _ceilings(results)
+    known = _large_radii(results)
     return [
         row
         for name, dataset in _SETS.items()
         for row in (
             *_certified(results, f"tab_bounds_{name}"),
-            *_attacked(results, f"tab_{name}", dataset, ceilings),
-            *_attacked(results, f"tab_cnn_{name}", dataset, ceilings),
+            *_attacked(results, f"tab_{name}", dataset, known),
+            *_attacked(results, f"tab_cnn_{name}", dataset, known),
         )
     ]
 
 
-def _ceilings(results) -> dict[tuple[str, str, float], float]:
-    """What no classifier can exceed, by data set, norm and radius."""
-    return {
-        (row["dataset"], row["norm"], float(row["rho"])): max(
-            float(value)
-            for key, value in row.items()
-            if key.startswith("ceiling_")
-        )
-        for row in read_rows(results / "large_radii.csv")
-        if row["kind"] == CEILING
-    }
+def _large_radii(results) -> dict[tuple[str, str, float], dict[str, float]]:
+    """What the page on large radii knows of a data set, norm and radius.
+
+    `ceiling` is what no classifier can exceed, `plain` what a network without
+    defence has under the paper's attacks if it is trained as the paper does.
+    """
+    found: dict[tuple[str, str, float], dict[str, float]] = {}
+    for row in read_rows(results / "large_radii.csv"):
+        place = (row["dataset"], row["norm"], float(row["rho"]))
+        facts = found.setdefault(place, {})
+        if row["kind"] == CEILING:
+            facts["ceiling"] = max(
+                float(value)
+                for key, value in row.items()
+                if key.startswith("ceiling_")
+            )
+        elif row["kind"] == UNDEFENDED:
+            plain = float(row["ours"])
+            facts["plain"] = max(plain, facts.get("plain", plain))
+    return found
 
 
 def _certified(results, table):
@@ -60,12 +76,13 @@ def _certified(results, table):
             rho,
             float(rows[0]["paper_rub"]),
             round(sum(map(best_of, rows)) / len(rows), 2),
+            samples=int(rows[0]["samples"]),
         )
         for (kind, rho), rows in cells.items()
     ]
 
 
-def _attacked(results, table, dataset, ceilings):
+def _attacked(results, table, dataset, known):
     cells: dict = {}
     for row in read_rows(results / f"{table}.csv"):
         cells.setdefault((row["norm"], row["rho"]), []).append(row)
@@ -75,6 +92,9 @@ def _attacked(results, table, dataset, ceilings):
         if not theirs:
             continue
         masked = [float(r["ours"]) for r in rows if r["defence"] == MASKED]
+        facts = dict(known.get((dataset, norm, float(rho)), {}))
+        if "cnn" in table:  # the networks without defence are perceptrons
+            facts.pop("plain", None)
         best = max(
             (row for row in rows if row["defence"] != MASKED),
             key=lambda row: float(row["ours"]),
@@ -86,15 +106,16 @@ def _attacked(results, table, dataset, ceilings):
                 max(theirs),
                 float(best["ours"]),
                 strong=float(best["ours_strong"]),
-                ceiling=ceilings.get((dataset, norm, float(rho))),
+                samples=int(best["samples"]),
                 masked=max(masked, default=None),
+                **facts,
             )
         )
     return found
 
 
 def _row(table, rho, theirs, ours, **more):
-    others = ("strong", "ceiling", "masked")
+    others = ("strong", "ceiling", "masked", "plain")
     return {
         "table": table,
         "rho": float(rho),
@@ -110,6 +131,7 @@ class Status(enum.StrEnum):
     """How our figure stands beside the paper's."""
 
     REACHED = "reached"
+    LEVEL = "level"
     BEYOND = "beyond any classifier"
     UNSEEN = "reached without defence"
     BEHIND = "behind"
@@ -118,29 +140,54 @@ class Status(enum.StrEnum):
 def status(
     theirs: float,
     ours: float,
+    samples: int,
     strong: float | None = None,
     ceiling: float | None = None,
     masked: float | None = None,
+    plain: float | None = None,
 ) -> Status:
     """What a cell of the summary says.
 
     Args:
         theirs: the paper's figure.
         ours: our best.
+        samples: test images that ours is of.
         strong: what the same network of ours keeps under all attacks.
         ceiling: what no classifier can exceed.
         masked: what a network without defence gets under the same attack when
             its logits are so large that the attack sees no gradient.
+        plain: what a network without defence gets under the same attack if
+            it is trained as the paper trains.
     """
     if is_beyond(theirs, ceiling):
         return Status.BEYOND
     if ours >= theirs:
         return Status.REACHED
+    if theirs - ours <= chance(theirs, ours, samples):
+        return Status.LEVEL
+    if plain is not None and plain >= theirs - SAMPLING:
+        return Status.UNSEEN
     if strong is None or masked is None:
         return Status.BEHIND
     if masked >= theirs and ours - strong > SAMPLING:
         return Status.UNSEEN
     return Status.BEHIND
+
+
+def chance(theirs: float, ours: float, samples: int) -> float:
+    """Percentage points that the choice of the images may make.
+
+    Two standard deviations of the difference, but no more than `SAMPLING`:
+    few images are no excuse.
+
+    Args:
+        theirs: the paper's figure, of `paper.SAMPLES` images.
+        ours: our figure.
+        samples: images that it is of.
+    """
+    share = (theirs + ours) / 200
+    variance = share * (1 - share) * (1 / samples + 1 / paper.SAMPLES)
+    return min(200 * math.sqrt(variance), SAMPLING)
 
 
 def read_rows(path: pathlib.Path) -> list[dict[str, str]]:

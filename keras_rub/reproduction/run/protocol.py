@@ -70,6 +70,7 @@ def candidates(plan: ProtocolPlan, dataset: str) -> list[Candidate]:
             dataset, normalization, title, number, rate, grid.steps, batch_size
         )
         for grid in plan.grids
+        if dataset in grid.datasets
         for batch_size, normalization, title in itertools.product(
             grid.batch_sizes, grid.normalizations, grid.defences
         )
