@@ -618,6 +618,22 @@ def test_verdict_on_the_search():
     assert "in 1 of 2 cells; up to 90 %" in verdict([row, reached])
 
 
+def test_conclusion_on_networks_without_defence():
+    """Said where the best of them reaches the paper's, and only there."""
+
+    def row(percent, batch_size=32, rho=14.0, key="ours"):
+        return {"norm": "2", "rho": rho, key: percent,
+                "batch_size": batch_size}  # fmt: skip
+
+    conclusion = pages.large_radii.conclusion
+    bests = [row(60.0, key="paper"), row(50.0, rho=28.0, key="paper"),
+             row(None, rho=56.0, key="paper")]  # fmt: skip
+    weak = [row(10.0), row(47.9, rho=28.0), row(99.0, rho=56.0)]
+    assert conclusion(weak, bests) == []
+    (text,) = conclusion([*weak, row(58.0, 256)], bests)
+    assert text.startswith("In 1 of 2 cells (L2 14) a network without")
+
+
 def test_search_takes_the_best_under_attack():
     plan = budgets.PROTOCOLS["smoke"]
     some = candidates(plan, "digits")

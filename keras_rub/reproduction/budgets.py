@@ -220,7 +220,7 @@ IMAGES = {
             "rub_radii": _COLOUR,
             "other": Recipe(steps=5000, **_AUGMENTED),
             "coap": Recipe(steps=5000, batch_size=4, **_AUGMENTED),
-            "numbers": _FIVE,
+            "numbers": (0.01, 0.1, 0.3, 10.0),
             "attacked": 1000,
             "attacks": _RATIO,
         },
@@ -371,7 +371,7 @@ PROTOCOLS = {
             Grid(
                 datasets=("mnist",),
                 normalizations=("standard",),
-                defences=("RUB", "Baseline-Linf", "PGD-Linf"),
+                defences=("RUB", "Baseline-Linf"),
                 rates=(0.01,),
                 numbers=(0.01,),
                 steps=paper.IMAGES.steps,
