@@ -327,6 +327,7 @@ class Grid:
             number of features. The radius is not ramped.
         steps: training steps.
         batch_sizes: samples a step.
+        seeds: of weights and batches.
     """
 
     datasets: tuple[str, ...]
@@ -336,6 +337,7 @@ class Grid:
     numbers: tuple[float, ...]
     steps: int
     batch_sizes: tuple[int, ...]
+    seeds: tuple[int, ...] = (0,)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -385,16 +387,20 @@ class ProtocolPlan:
     samples: int = 500
     grouped: int = 2000
 
-    def recipe(self, title: str, steps: int, batch_size: int) -> Recipe:
-        """How one defence is trained, but for radius and rate."""
+    def recipe(self, title: str, **options: Any) -> Recipe:
+        """How one defence is trained, but for radius and rate.
+
+        Args:
+            title: the paper's name of the defence.
+            **options: steps, samples a step and seed.
+        """
         return recipe_of(
             title,
             rho_ramp=0.0,
             architecture=self.architecture,
             attack_steps=self.attack_steps,
             vertices=self.vertices,
-            batch_size=batch_size,
-            steps=steps,
+            **options,
         )
 
 

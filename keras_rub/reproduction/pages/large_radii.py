@@ -102,6 +102,7 @@ def _grid(grid: Grid) -> str:
         f"({', '.join(grid.normalizations)}), "
         f"{grid.steps} steps of {batches}, rates "
         f"{words.numbers(grid.rates)}{numbers}"
+        + (f", seeds {words.numbers(grid.seeds)}" if grid.seeds != (0,) else "")
     )
 
 
@@ -392,6 +393,7 @@ def _network(row) -> str:
     return (
         f"{row['defence']}, {row['normalization']}{number}, rate "
         f"{row['rate']:g}, {row['steps']} steps of {row['batch_size']}"
+        + (f", seed {row['seed']}" if row["seed"] else "")
     )
 
 
@@ -415,10 +417,12 @@ def _undefended_part(plan, rows, every) -> list[str]:
     for title in ("RUB", "Nominal"):
         if some := of_paper(title):
             lines.append(line(f"{title}, paper", some, "paper"))
-    for key in dict.fromkeys((row["steps"], row["batch_size"]) for row in rows):
-        some = [row for row in rows if (row["steps"], row["batch_size"]) == key]
-        name = f"Nominal, ours, {key[0]} steps of {key[1]}"
-        lines.append(line(name, some, "ours"))
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for row in rows:
+        name = f"{row['steps']} steps of {row['batch_size']}"
+        name += f", seed {row['seed']}" if row["seed"] else ""
+        groups.setdefault(f"Nominal, ours, {name}", []).append(row)
+    lines += [line(name, some, "ours") for name, some in groups.items()]
     return [
         "### Without any defence",
         "The best of the networks without defence, over inputs and rates, on "

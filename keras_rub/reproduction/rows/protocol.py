@@ -147,6 +147,7 @@ def search(
             "rate": candidate.rate,
             "steps": candidate.steps,
             "batch_size": candidate.batch_size,
+            "seed": candidate.seed,
             "networks": len(validation),
         }
         for (norm, rho), candidate in cells.items()
@@ -159,20 +160,20 @@ def undefended(
     plan: ProtocolPlan,
     validation: dict[Candidate, dict[str, Any]],
 ) -> list[dict[str, Any]]:
-    """The best networks without defence, by the samples a training step.
+    """The best networks without defence, by batches and seed.
 
     Args:
         dataset: name of the data set.
         plan: `ProtocolPlan`.
         validation: of `run.protocol.search`.
     """
-    groups: dict[tuple[int, int], list[Candidate]] = {}
+    groups: dict[tuple[int, ...], list[Candidate]] = {}
     for candidate in validation:
         if candidate.title == "Nominal":
-            key = (candidate.steps, candidate.batch_size)
+            key = (candidate.steps, candidate.batch_size, candidate.seed)
             groups.setdefault(key, []).append(candidate)
     found = []
-    for (steps, batch_size), some in groups.items():
+    for (steps, batch_size, seed), some in groups.items():
         for norm, radii in plan.radii.items():
             theirs = paper.table(dataset, paper.ATTACKED, norm)
             for place, rho in enumerate(radii):
@@ -190,6 +191,7 @@ def undefended(
                         "rate": best.rate,
                         "steps": steps,
                         "batch_size": batch_size,
+                        "seed": seed,
                     }
                 )
     return found

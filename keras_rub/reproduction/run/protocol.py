@@ -39,6 +39,7 @@ class Candidate:
         rate: the learning rate.
         steps: training steps.
         batch_size: samples a step.
+        seed: of weights and batches.
     """
 
     dataset: str
@@ -48,6 +49,7 @@ class Candidate:
     rate: float
     steps: int
     batch_size: int
+    seed: int = 0
 
     @property
     def name(self) -> str:
@@ -60,6 +62,16 @@ class Candidate:
         return (
             f"{self.dataset}-{self.normalization}-{self.title}-"
             f"{self.number:g}-{self.steps}-of-{self.batch_size}"
+            + (f"-seed-{self.seed}" if self.seed else "")
+        )
+
+    def recipe(self, plan: ProtocolPlan) -> Recipe:
+        """How it is trained, but for radius and rate."""
+        return plan.recipe(
+            self.title,
+            steps=self.steps,
+            batch_size=self.batch_size,
+            seed=self.seed,
         )
 
 
@@ -67,16 +79,17 @@ def candidates(plan: ProtocolPlan, dataset: str) -> list[Candidate]:
     """All networks of the search on one data set."""
     return [
         Candidate(
-            dataset, normalization, title, number, rate, grid.steps, batch_size
+            dataset, normalization, title, number, rate, grid.steps,
+            batch_size, seed,
         )
         for grid in plan.grids
         if dataset in grid.datasets
-        for batch_size, normalization, title in itertools.product(
-            grid.batch_sizes, grid.normalizations, grid.defences
+        for seed, batch_size, normalization, title in itertools.product(
+            grid.seeds, grid.batch_sizes, grid.normalizations, grid.defences
         )
         for number in ((0.0,) if title == "Nominal" else grid.numbers)
         for rate in grid.rates
-    ]
+    ]  # fmt: skip
 
 
 def search(
@@ -109,7 +122,7 @@ def _settings(plan: ProtocolPlan, first: Candidate, **more: Any) -> dict:
         "normalization": first.normalization,
         "defence": first.title,
         "number": first.number,
-        "recipe": plan.recipe(first.title, first.steps, first.batch_size),
+        "recipe": first.recipe(plan),
         **more,
     }
 
@@ -145,7 +158,7 @@ def _search_job(context, plan, group) -> Job:
 def _trainer(plan, candidate, data) -> Trainer:
     # Constant rates and no clipping of gradients, as in the paper.
     return Trainer(
-        plan.recipe(candidate.title, candidate.steps, candidate.batch_size),
+        candidate.recipe(plan),
         data,
         keras.optimizers.Adam(1e-3),
         together=_TOGETHER,
