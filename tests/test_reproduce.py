@@ -23,7 +23,7 @@ from keras_rub.reproduction.pages import words
 from keras_rub.reproduction.rows.summary import read_rows
 from keras_rub.reproduction.run import images as run_images
 from keras_rub.reproduction.run import losses as run_losses
-from keras_rub.reproduction.run import networks
+from keras_rub.reproduction.run import networks, protocol
 from keras_rub.reproduction.run import tables as run_tables
 from keras_rub.reproduction.run.protocol import candidates, ceiling
 from keras_rub.reproduction.run.trainer import Trainer
@@ -609,13 +609,30 @@ def test_figures_that_only_depend_on_noise():
 def test_verdict_on_the_search():
     """It follows from the rows, whatever they say."""
     row = {"paper": 60.0, "ours": 10.0, "ours_strong": 10.0, "clean": 10.0,
-           "zero_gradient": 0.0}  # fmt: skip
+           "zero_gradient": 0.0, "blind": None}  # fmt: skip
     verdict = pages.large_radii.verdict
     assert "do not come out" in verdict([row]) and "In 1 cells" in verdict(
         [row]
     )
-    reached = {**row, "ours": 61.0, "zero_gradient": 90.0}
-    assert "in 1 of 2 cells; up to 90 %" in verdict([row, reached])
+    reached = {**row, "ours": 58.0, "ours_strong": 0.5, "blind": 90.0}
+    text = verdict([row, reached])
+    assert text.startswith("In 1 of 2 cells")
+    assert "up to 57.5 points off" in text and "up to 90 %" in text
+
+
+def test_where_the_attack_begins():
+    """Nothing to follow once the logits are large, whatever the norm."""
+    nowhere = pathlib.Path("out")
+    data = Context("smoke", None, nowhere, nowhere).load("digits", "standard")
+    base = Recipe(defense="nominal", architecture="mlp1").build(data)
+    # So many that some are right, though the network is not trained.
+    plan = dataclasses.replace(budgets.PROTOCOLS["smoke"], samples=300)
+    radii = {2: [8.4], "inf": [0.5]}
+    shares = protocol._blind(base, data, plan, radii)
+    assert shares == {"2": {"8.4": 0.0}, "inf": {"0.5": 0.0}}
+    networks.scale_logits(base, 1e6)
+    shares = protocol._blind(base, data, plan, radii)
+    assert shares == {"2": {"8.4": 1.0}, "inf": {"0.5": 1.0}}
 
 
 def test_conclusion_on_networks_without_defence():

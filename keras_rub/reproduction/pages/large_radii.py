@@ -366,10 +366,14 @@ def _search_part(rows) -> list[str]:
         "### The search, run",
         f"Of {rows[0]['networks']} networks of all defences, inputs, rates and "
         "numbers, the one with the best accuracy on held-out images under the "
-        "paper's attack, for each radius; its figures are of test images.",
+        "paper's attack, for each radius; its figures are of test images. No "
+        "gradient: share of the right samples whose cross entropy has none in "
+        "float32, at the image and at the random point where PGD begins (for "
+        "L2 none above 1e-12, below which foolbox does not lengthen it).",
         tables.to_markdown(
             ["norm, rho", "paper's best", "ours, paper's attack",
-             "ours, all our attacks", "clean", "no gradient", "network"],
+             "ours, all our attacks", "clean", "no gradient",
+             "no gradient at the start", "network"],
             [
                 [
                     f"L{row['norm']}, {row['rho']:g}",
@@ -378,6 +382,7 @@ def _search_part(rows) -> list[str]:
                     words.cell(row["ours_strong"]),
                     words.cell(row["clean"]),
                     words.cell(row["zero_gradient"]),
+                    words.cell(row["blind"]),
                     _network(row),
                 ]
                 for row in rows
@@ -479,14 +484,17 @@ def verdict(rows: list[dict[str, Any]]) -> str:
     reached = [
         row
         for row in rows
-        if row["paper"] is not None and row["ours"] >= row["paper"]
+        if row["paper"] is not None and row["ours"] >= row["paper"] - SAMPLING
     ]
-    if reached or any(row["zero_gradient"] for row in rows):
-        blind = max(row["zero_gradient"] for row in rows)
+    blind = max(row["blind"] or row["zero_gradient"] for row in rows)
+    if reached or blind:
+        fallen = max(row["ours"] - row["ours_strong"] for row in rows)
         return (
-            f"The paper's figure comes out in {len(reached)} of {len(rows)} "
-            f"cells; up to {blind:g} % of the right samples of a chosen "
-            "network have no gradient."
+            f"In {len(reached)} of {len(rows)} cells the search comes to the "
+            f"paper's figure or within {SAMPLING:g} points of it. All our "
+            f"attacks take up to {fallen:.1f} points off what the paper's "
+            f"attack leaves; up to {blind:g} % of the right samples of a "
+            "chosen network have no gradient where that attack begins."
         )
     stubborn = sum(row["ours_strong"] == row["clean"] for row in rows)
     return (

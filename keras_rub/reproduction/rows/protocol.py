@@ -141,6 +141,7 @@ def search(
             "rho": rho,
             "paper": _best(dataset, norm, rho),
             **_judged(results[candidate], norm, rho),
+            "blind": _share(results[candidate], norm, rho),
             "defence": candidate.title,
             "normalization": candidate.normalization,
             "number": candidate.number,
@@ -272,6 +273,12 @@ def _best(dataset, norm, rho) -> float | None:
     theirs = paper.table(dataset, paper.ATTACKED, norm)
     best = [line[rho] for line in theirs.values() if rho in line]
     return max(best, default=None)
+
+
+def _share(result, norm, rho) -> float | None:
+    """Percent without a gradient where PGD begins, if it was counted."""
+    share = result.get("blind", {}).get(str(norm), {}).get(f"{rho:g}")
+    return None if share is None else round(100 * share, 2)
 
 
 def _judged(result, norm, rho) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from typing import Any
 import keras
 import numpy as np
 import scipy.spatial.distance
+import tensorflow as tf
 
 import keras_rub
 from keras_rub import PerturbationSet, attacks, paper_radius
@@ -213,9 +214,10 @@ def judge(
             for.
 
     Returns:
-        A dict with `rows` as of `keras_rub.Evaluation`, under all attacks,
-        and `zero_gradient`, the share of the samples that are right but whose
-        cross entropy has no gradient.
+        A dict with `rows` as of `keras_rub.Evaluation`, under all attacks;
+        `zero_gradient`, the share of the samples that are right but whose
+        cross entropy has no gradient; and `blind`, from the norm and the
+        radius to the same share where foolbox's PGD begins.
     """
     found = context.do(
         {
@@ -234,7 +236,8 @@ def _judge_job(context, plan, candidate, radii) -> Job:
     def work():
         data = context.load(candidate.dataset, candidate.normalization)
         base = _train(_trainer(plan, candidate, data), candidate, data)
-        return _strong(base, data, plan, radii)
+        found = _strong(base, data, plan, radii)
+        return {**found, "blind": _blind(base, data, plan, radii)}
 
     return Job(
         f"judge-{candidate.name}",
@@ -401,19 +404,66 @@ def _noise(base, data, plan) -> dict[str, list[float]]:
     rng = np.random.default_rng(0)
     found = {}
     for norm, radii in plan.radii.items():
-        if norm == "inf":
-            noise = rng.uniform(-1.0, 1.0, x.shape)
-        elif norm == 2:
-            noise = rng.normal(size=x.shape)
-            flat = noise.reshape(len(x), -1)
-            flat /= np.linalg.norm(flat, axis=1, keepdims=True)
-        else:
-            continue
+        noise = _start(x, norm, rng)
         found[str(norm)] = [
             float(np.mean(_predict(base, x + rho * noise) == y))
             for rho in radii
         ]
     return found
+
+
+def _start(x, norm, rng) -> np.ndarray:
+    """Random points of the ball of radius 1, where PGD begins.
+
+    For L2 of the sphere, next to which nearly all of such a ball lies.
+    """
+    if norm == "inf":
+        return rng.uniform(-1.0, 1.0, x.shape)
+    noise = rng.normal(size=x.shape)
+    flat = noise.reshape(len(x), -1)  # a view
+    flat /= np.linalg.norm(flat, axis=1, keepdims=True)
+    return noise
+
+
+# Below this foolbox's L2 attack no longer scales a gradient to length 1.
+_NOTHING = 1e-12
+
+
+def _blind(base, data, plan, radii) -> dict[str, dict[str, float]]:
+    """Right samples that PGD can't lead astray from its random start.
+
+    Returns:
+        From the norm and the radius to the share of the samples that are
+        right at the start and have no gradient there that foolbox follows.
+    """
+    x, y = (part[: plan.samples] for part in data.test)
+    rng = np.random.default_rng(0)
+    found: dict[str, dict[str, float]] = {}
+    for norm, values in radii.items():
+        noise = _start(x, norm, rng)
+        least = 0.0 if norm == "inf" else _NOTHING
+        for rho in values:
+            points = x + rho * noise
+            if data.input_range is not None:
+                points = np.clip(points, *data.input_range)
+            size, right = _gradient_size(base, points.astype("float32"), y)
+            share = np.mean(size[right] <= least) if right.any() else 0.0
+            found.setdefault(str(norm), {})[f"{rho:g}"] = float(share)
+    return found
+
+
+def _gradient_size(base, x, y) -> tuple[np.ndarray, np.ndarray]:
+    """L2 lengths of the gradients of the cross entropy, and who is right."""
+    x = tf.convert_to_tensor(x)
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        logits = base(x)
+        loss = tf.nn.sparse_softmax_cross_entropy_with_logits(y, logits)
+    gradient = tf.reshape(tape.gradient(loss, x), [len(x), -1])
+    return (
+        np.linalg.norm(gradient.numpy().astype("float64"), axis=1),
+        logits.numpy().argmax(axis=-1) == y,
+    )
 
 
 def _predict(base, x) -> np.ndarray:
