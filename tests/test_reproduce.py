@@ -628,10 +628,10 @@ def test_where_the_attack_begins():
     # So many that some are right, though the network is not trained.
     plan = dataclasses.replace(budgets.PROTOCOLS["smoke"], samples=300)
     radii = {2: [8.4], "inf": [0.5]}
-    shares = protocol._blind(base, data, plan, radii)
+    shares = protocol.blind(base, data, plan, radii)
     assert shares == {"2": {"8.4": 0.0}, "inf": {"0.5": 0.0}}
     networks.scale_logits(base, 1e6)
-    shares = protocol._blind(base, data, plan, radii)
+    shares = protocol.blind(base, data, plan, radii)
     assert shares == {"2": {"8.4": 1.0}, "inf": {"0.5": 1.0}}
 
 

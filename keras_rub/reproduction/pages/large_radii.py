@@ -256,8 +256,12 @@ def norm_gap(rows: list[dict[str, Any]]) -> float | None:
 def _start_part(plan, rows, scaled) -> list[str]:
     """The paper's figures by the noise that its PGD begins with."""
     lines = _by_defence(rows)
-    gaps = {title: norm_gap(some) for title, some in lines.items()}
-    if None in gaps.values():
+    gaps = {
+        title: gap
+        for title, some in lines.items()
+        if (gap := norm_gap(some)) is not None
+    }
+    if not gaps:
         return []
     noise = {
         (row["norm"], row["rho"]): row["start_noise"]
@@ -513,8 +517,8 @@ def _panels(plan, rows) -> list[dict[str, Any]]:
             for row in rows
             if (row["dataset"], row["kind"]) == (name, START)
         )
-        if None not in (gaps := [norm_gap(some) for some in lines.values()]):
-            found += [_noise_panel(name, lines)] if gaps else []
+        if any(norm_gap(some) is not None for some in lines.values()):
+            found.append(_noise_panel(name, lines))
     for name in plan.datasets:
         for norm, radii in plan.radii.items():
             some = [
@@ -556,7 +560,7 @@ def _noise_panel(name, lines) -> dict[str, Any]:
 def _lines(plan, rows, radii) -> list[dict[str, Any]]:
     """The paper's best, ceilings, and one network with larger logits."""
     ceilings = zip(plan.normalizations, ("#c0392b", "#e67e22"), strict=False)
-    wanted = [
+    wanted: list[tuple[Any, ...]] = [
         ("paper's best", CEILING, "paper", {}, "0.3", ":", "s"),
         *(
             (f"no classifier above, {name}", CEILING, f"ceiling_{name}", {},

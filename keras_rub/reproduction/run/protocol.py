@@ -237,7 +237,7 @@ def _judge_job(context, plan, candidate, radii) -> Job:
         data = context.load(candidate.dataset, candidate.normalization)
         base = _train(_trainer(plan, candidate, data), candidate, data)
         found = _strong(base, data, plan, radii)
-        return {**found, "blind": _blind(base, data, plan, radii)}
+        return {**found, "blind": blind(base, data, plan, radii)}
 
     return Job(
         f"judge-{candidate.name}",
@@ -429,8 +429,16 @@ def _start(x, norm, rng) -> np.ndarray:
 _NOTHING = 1e-12
 
 
-def _blind(base, data, plan, radii) -> dict[str, dict[str, float]]:
+def blind(
+    base: keras.Model, data: Dataset, plan: ProtocolPlan, radii: Radii
+) -> dict[str, dict[str, float]]:
     """Right samples that PGD can't lead astray from its random start.
+
+    Args:
+        base: the network.
+        data: `Dataset`.
+        plan: `ProtocolPlan`.
+        radii: from the norm to the radii.
 
     Returns:
         From the norm and the radius to the share of the samples that are
