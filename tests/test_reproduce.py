@@ -639,7 +639,7 @@ def test_conclusion_on_networks_without_defence():
     """Said where the best of them reaches the paper's, and only there."""
 
     def row(percent, batch_size=32, rho=14.0, key="ours"):
-        return {"norm": "2", "rho": rho, key: percent,
+        return {"norm": "2", "rho": rho, key: percent, "defence": "Nominal",
                 "batch_size": batch_size}  # fmt: skip
 
     conclusion = pages.large_radii.conclusion
@@ -647,6 +647,7 @@ def test_conclusion_on_networks_without_defence():
              row(None, rho=56.0, key="paper")]  # fmt: skip
     weak = [row(10.0), row(47.9, rho=28.0), row(99.0, rho=56.0)]
     assert conclusion(weak, bests) == []
+    assert conclusion([{**row(60.0), "defence": "RUB"}], bests) == []
     (text,) = conclusion([*weak, row(58.0, 256)], bests)
     assert text.startswith("In 1 of 2 cells (L2 14) a network without")
 
@@ -666,24 +667,28 @@ def test_search_takes_the_best_under_attack():
     }  # fmt: skip
 
 
-def test_networks_without_defence_by_batch():
-    """The best of each batch size, whatever the other defences have."""
+def test_networks_by_defence_and_batch():
+    """The best rate of each; shorter trainings are left out."""
     plan = budgets.PROTOCOLS["smoke"]
     some = candidates(plan, "digits")
     validation = {
         candidate: {"2": [0.1 * place], "inf": [0.9 - 0.1 * place]}
         for place, candidate in enumerate(some)
     }
-    found = rows.protocol.undefended("digits", plan, validation)
+    short = dataclasses.replace(some[2], steps=1)
+    validation[short] = {"2": [1.0], "inf": [1.0]}
+    found = rows.protocol.full_length("digits", plan, validation)
     nominal = [c.title == "Nominal" for c in some]
     assert nominal == 2 * [False, False, True, True]
     assert [
         (row["batch_size"], row["norm"], row["rate"], row["ours"])
         for row in found
+        if row["defence"] == "Nominal"
     ] == [
         (8, "2", 1e-3, 30.0), (8, "inf", 1.0, 70.0),
         (16, "2", 1e-3, 70.0), (16, "inf", 1.0, 30.0),
     ]  # fmt: skip
+    assert len(found) == 8
 
 
 @pytest.mark.parametrize(

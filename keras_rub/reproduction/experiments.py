@@ -183,7 +183,7 @@ def _large_radii(context: Context) -> Page | None:
         cells = choose.searched_cells(plan, seen)
         judged = run.protocol.judge(context, plan, choose.radii_of(cells))
         found += rows.protocol.search(name, seen, cells, judged)
-        found += rows.protocol.undefended(name, plan, seen)
+        found += rows.protocol.full_length(name, plan, seen)
     if not found:
         return None
     laptop = context.budget == "laptop"

@@ -13,8 +13,8 @@ from keras_rub.reproduction.run.networks import Network
 from keras_rub.reproduction.run.protocol import Candidate, Radii
 
 # What a row tells of.
-CEILING, START, SEARCH, UNDEFENDED, SCALED, NOISE, TRAINED = (
-    "ceiling", "start", "search", "undefended", "scaled", "noise", "trained",
+CEILING, START, SEARCH, FULL, SCALED, NOISE, TRAINED = (
+    "ceiling", "start", "search", "full", "scaled", "noise", "trained",
 )  # fmt: skip
 
 # The paper's images are others, so that shares of them differ by this much
@@ -156,25 +156,30 @@ def search(
     ]
 
 
-def undefended(
+def full_length(
     dataset: str,
     plan: ProtocolPlan,
     validation: dict[Candidate, dict[str, Any]],
 ) -> list[dict[str, Any]]:
-    """The best networks without defence, by batches and seed.
+    """The networks that are trained longest, as long as the paper's.
 
     Args:
         dataset: name of the data set.
         plan: `ProtocolPlan`.
         validation: of `run.protocol.search`.
+
+    Returns:
+        One row a defence, batch size and seed, norm and radius: the best
+        network over inputs, numbers and rates.
     """
-    groups: dict[tuple[int, ...], list[Candidate]] = {}
+    groups: dict[tuple[Any, ...], list[Candidate]] = {}
+    longest = max((candidate.steps for candidate in validation), default=0)
     for candidate in validation:
-        if candidate.title == "Nominal":
-            key = (candidate.steps, candidate.batch_size, candidate.seed)
+        if candidate.steps == longest:
+            key = (candidate.title, candidate.batch_size, candidate.seed)
             groups.setdefault(key, []).append(candidate)
     found = []
-    for (steps, batch_size, seed), some in groups.items():
+    for (title, batch_size, seed), some in groups.items():
         for norm, radii in plan.radii.items():
             theirs = paper.table(dataset, paper.ATTACKED, norm)
             for place, rho in enumerate(radii):
@@ -183,14 +188,16 @@ def undefended(
                 found.append(
                     {
                         "dataset": dataset,
-                        "kind": UNDEFENDED,
+                        "kind": FULL,
                         "norm": str(norm),
                         "rho": rho,
-                        "paper": theirs.get("Nominal", {}).get(rho),
+                        "paper": theirs.get(title, {}).get(rho),
                         "ours": round(100 * accuracy, 2),
+                        "defence": title,
                         "normalization": best.normalization,
+                        "number": best.number,
                         "rate": best.rate,
-                        "steps": steps,
+                        "steps": longest,
                         "batch_size": batch_size,
                         "seed": seed,
                     }

@@ -13,8 +13,8 @@ from keras_rub.reproduction.plans import MASKED
 from keras_rub.reproduction.rows.images import best_of
 from keras_rub.reproduction.rows.protocol import (
     CEILING,
+    FULL,
     SAMPLING,
-    UNDEFENDED,
     is_beyond,
 )
 
@@ -56,7 +56,7 @@ def _large_radii(results) -> dict[tuple[str, str, float], dict[str, float]]:
                 for key, value in row.items()
                 if key.startswith("ceiling_")
             )
-        elif row["kind"] == UNDEFENDED:
+        elif row["kind"] == FULL and row["defence"] == "Nominal":
             plain = float(row["ours"])
             facts["plain"] = max(plain, facts.get("plain", plain))
     return found
