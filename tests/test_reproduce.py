@@ -594,13 +594,13 @@ def test_figures_that_only_depend_on_noise():
         return {"norm": norm, "rho": 1.0, "start_noise": noise,
                 "paper": percent}  # fmt: skip
 
-    gap = pages.large_radii.norm_gap
+    gap = pages.noise.norm_gap
     alike = [cell("inf", 0.29, 67.0), cell("2", 0.3, 66.0), cell("1", 0.25, 64)]
     assert gap(alike) == 3.0
     assert gap([*alike, cell("2", 1.0, 10.0)]) == 3.0
     assert gap([cell("2", 0.3, 66.0), cell("2", 0.3, 10.0)]) is None
     assert gap(alike[:1]) is None
-    by_noise = pages.large_radii.by_noise
+    by_noise = pages.noise.by_noise
     assert (
         by_noise([*alike, cell("1", 0.1, 90.0)]) == alike[::-1][:1] + alike[:2]
     )
@@ -610,7 +610,7 @@ def test_verdict_on_the_search():
     """It follows from the rows, whatever they say."""
     row = {"paper": 60.0, "ours": 10.0, "ours_strong": 10.0, "clean": 10.0,
            "zero_gradient": 0.0, "blind": None}  # fmt: skip
-    verdict = pages.large_radii.verdict
+    verdict = pages.search.verdict
     assert "do not come out" in verdict([row]) and "In 1 cells" in verdict(
         [row]
     )
@@ -642,7 +642,7 @@ def test_conclusion_on_networks_without_defence():
         return {"norm": "2", "rho": rho, key: percent, "defence": "Nominal",
                 "batch_size": batch_size}  # fmt: skip
 
-    conclusion = pages.large_radii.conclusion
+    conclusion = pages.search.conclusion
     bests = [row(60.0, key="paper"), row(50.0, rho=28.0, key="paper"),
              row(None, rho=56.0, key="paper")]  # fmt: skip
     weak = [row(10.0), row(47.9, rho=28.0), row(99.0, rho=56.0)]

@@ -5,7 +5,9 @@ from keras_rub.reproduction.pages import (
     certified,
     large_radii,
     losses,
+    noise,
     ranks,
+    search,
     speed,
     summary,
 )
@@ -15,7 +17,9 @@ __all__ = [
     "certified",
     "large_radii",
     "losses",
+    "noise",
     "ranks",
+    "search",
     "speed",
     "summary",
 ]

@@ -6,10 +6,10 @@ from typing import Any
 
 from keras_rub import tables
 from keras_rub.reproduction import paper
-from keras_rub.reproduction.pages import figures, words
+from keras_rub.reproduction.pages import figures, noise, search, words
 from keras_rub.reproduction.pages.attacked import TITLES
 from keras_rub.reproduction.pages.page import Page
-from keras_rub.reproduction.plans import Grid, ProtocolPlan
+from keras_rub.reproduction.plans import ProtocolPlan
 from keras_rub.reproduction.rows.protocol import (
     CEILING,
     FULL,
@@ -26,12 +26,6 @@ _INPUTS = {
     "standard": "images standardised one by one",
     "unit": "pixels in [0, 1]",
 }
-
-# From here on the noise of a random start moves pixels visibly, and starts of
-# different norms count as alike if they differ by less than the ratio.
-_NOTICEABLE = 0.15
-_ALIKE = 1.25
-_CLOSE = 3.0  # percentage points between such starts
 
 _SECOND_LOOK = (
     " These recipes were settled after shorter trainings for Linf 0.3, 0.5 and "
@@ -74,7 +68,7 @@ def large_radii(
         body=body,
         differences=[
             "The search: "
-            + "; ".join(map(_grid, plan.grids))
+            + "; ".join(map(search.grid_in_words, plan.grids))
             + f". The paper: {paper.IMAGES.steps} steps of "
             f"{paper.IMAGES.small_batch_size} or {paper.IMAGES.batch_size}, "
             f"rates {words.numbers(paper.RATES)}, numbers "
@@ -93,19 +87,6 @@ def large_radii(
     )
 
 
-def _grid(grid: Grid) -> str:
-    numbers = f", numbers {words.numbers(grid.numbers)}" if grid.numbers else ""
-    batches = " or ".join(map(str, grid.batch_sizes))
-    sets = " and ".join(TITLES.get(name, name) for name in grid.datasets)
-    return (
-        f"on {sets} {', '.join(grid.defences)} "
-        f"({', '.join(grid.normalizations)}), "
-        f"{grid.steps} steps of {batches}, rates "
-        f"{words.numbers(grid.rates)}{numbers}"
-        + (f", seeds {words.numbers(grid.seeds)}" if grid.seeds != (0,) else "")
-    )
-
-
 def _of_set(plan, title, rows, laptop) -> list[str]:
     kinds: dict[str, list[dict[str, Any]]] = {}
     for row in rows:
@@ -116,13 +97,13 @@ def _of_set(plan, title, rows, laptop) -> list[str]:
     if SCALED in kinds:
         parts += _scaled_part(plan, kinds[SCALED], kinds.get(NOISE, []))
     if START in kinds:
-        parts += _start_part(plan, kinds[START], kinds.get(SCALED, []))
+        parts += noise.part(plan, kinds[START], kinds.get(SCALED, []))
     if TRAINED in kinds:
         parts += _trained_part(plan, kinds[TRAINED], laptop)
     if SEARCH in kinds:
-        parts += _search_part(kinds[SEARCH])
+        parts += search.part(kinds[SEARCH])
     if FULL in kinds:
-        parts += _full_part(plan, kinds[FULL], kinds.get(CEILING, []))
+        parts += search.full_part(plan, kinds[FULL], kinds.get(CEILING, []))
     return parts
 
 
@@ -163,7 +144,7 @@ def _ceiling_part(plan, rows) -> list[str]:
     ]
 
 
-def _scaled_part(plan, rows, noise) -> list[str]:
+def _scaled_part(plan, rows, noisy) -> list[str]:
     lines = []
     for title in dict.fromkeys(row["defence"] for row in rows):
         for factor in plan.factors:
@@ -189,7 +170,7 @@ def _scaled_part(plan, rows, noise) -> list[str]:
             )
         shaken = {
             (row["norm"], row["rho"]): row["ours"]
-            for row in noise
+            for row in noisy
             if row["defence"] == title
         }
         lines.append(
@@ -218,122 +199,6 @@ def _scaled_part(plan, rows, noise) -> list[str]:
         "A search that takes, for each radius, the network with the best "
         "accuracy under this attack prefers such networks to robust ones.",
     ]
-
-
-def by_noise(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The cells of one defence where a random start is noticeable.
-
-    Args:
-        rows: of `rows.protocol.starts`, of one defence.
-
-    Returns:
-        The rows, by growing noise.
-    """
-    some = [row for row in rows if row["start_noise"] >= _NOTICEABLE]
-    return sorted(some, key=lambda row: row["start_noise"])
-
-
-def norm_gap(rows: list[dict[str, Any]]) -> float | None:
-    """How much accuracies differ between norms where the noise is alike.
-
-    Args:
-        rows: of one defence, with `norm`, `start_noise` and the accuracy
-            `paper`.
-
-    Returns:
-        The largest difference, `None` if no two norms have starts alike.
-    """
-    gaps = [
-        abs(one["paper"] - other["paper"])
-        for one in rows
-        for other in rows
-        if one["norm"] != other["norm"]
-        and 1 <= other["start_noise"] / one["start_noise"] < _ALIKE
-    ]
-    return max(gaps, default=None)
-
-
-def _start_part(plan, rows, scaled) -> list[str]:
-    """The paper's figures by the noise that its PGD begins with."""
-    lines = _by_defence(rows)
-    gaps = {
-        title: gap
-        for title, some in lines.items()
-        if (gap := norm_gap(some)) is not None
-    }
-    if not gaps:
-        return []
-    noise = {
-        (row["norm"], row["rho"]): row["start_noise"]
-        for row in next(iter(lines.values()))
-    }
-    table = {f"{title}, paper": some for title, some in lines.items()}
-    table |= _scaled_by_noise(plan, scaled, noise)
-
-    def line(name, some):
-        values = {(row["norm"], row["rho"]): row["paper"] for row in some}
-        percents = [words.cell(values.get(place)) for place in noise]
-        return [name, *percents, f"{norm_gap(some):.1f}"]
-
-    close = [title for title, gap in gaps.items() if gap < _CLOSE]
-    return [
-        "### What the paper's figures depend on",
-        "foolbox's PGD begins at a random point of the ball. If it finds no "
-        "gradient it stays there, and the accuracy it leaves depends on how "
-        "far that point is from the image, and on nothing else: on the "
-        "standard deviation of a pixel, which is rho times 0.58 for Linf, "
-        "about rho over the root of the number of pixels for L2, and 1.4 rho "
-        "over that number for L1. To an attack that sees gradients the three "
-        "balls are not alike at all. The figures by that deviation, percent:",
-        tables.to_markdown(
-            ["deviation", *(f"{value:.2f}" for value in noise.values()),
-             "between norms"],
-            [
-                ["norm, rho", *(f"L{n}, {rho:g}" for n, rho in noise), ""],
-                *(line(*pair) for pair in table.items()),
-            ],
-        ),
-        "The last column is the largest difference between two norms whose "
-        f"deviations are within a factor of {_ALIKE:g}."
-        + (
-            f" In the paper's rows {', '.join(close)} it is below {_CLOSE:g} "
-            "points: these figures are what some network keeps under random "
-            "noise, whatever the norm."
-            if close
-            else ""
-        ),
-    ]  # fmt: skip
-
-
-def _by_defence(starts) -> dict[str, list[dict[str, Any]]]:
-    starts = list(starts)
-    return {
-        title: by_noise([row for row in starts if row["defence"] == title])
-        for title in dict.fromkeys(row["defence"] for row in starts)
-    }
-
-
-def _scaled_by_noise(plan, scaled, noise) -> dict[str, list[dict[str, Any]]]:
-    """Our networks with and without gradients, as rows of `norm_gap`."""
-    titles = list(dict.fromkeys(row["defence"] for row in scaled))
-    plain, large = plan.factors[0], plan.factors[-1]
-    wanted = [(title, large, "ours", "paper's attack") for title in titles]
-    wanted += [
-        (title, plain, key, attack)
-        for title in titles[:1]
-        for key, attack in (
-            ("ours", "paper's attack"), ("ours_strong", "all our attacks"),
-        )
-    ]  # fmt: skip
-    return {
-        f"{title}, ours, logits times {factor:g}, {attack}": [
-            {**row, "paper": row[key], "start_noise": noise[place]}
-            for row in scaled
-            if (row["defence"], row["factor"]) == (title, factor)
-            and (place := (row["norm"], row["rho"])) in noise
-        ]
-        for title, factor, key, attack in wanted
-    }
 
 
 def _trained_part(plan, rows, laptop) -> list[str]:
@@ -365,153 +230,16 @@ def _trained_part(plan, rows, laptop) -> list[str]:
     ]  # fmt: skip
 
 
-def _search_part(rows) -> list[str]:
-    return [
-        "### The search, run",
-        f"Of {rows[0]['networks']} networks of all defences, inputs, rates and "
-        "numbers, the one with the best accuracy on held-out images under the "
-        "paper's attack, for each radius; its figures are of test images. No "
-        "gradient: share of the right samples whose cross entropy has none in "
-        "float32, at the image and at the random point where PGD begins (for "
-        "L2 none above 1e-12, below which foolbox does not lengthen it).",
-        tables.to_markdown(
-            ["norm, rho", "paper's best", "ours, paper's attack",
-             "ours, all our attacks", "clean", "no gradient",
-             "no gradient at the start", "network"],
-            [
-                [
-                    f"L{row['norm']}, {row['rho']:g}",
-                    words.cell(row["paper"]),
-                    words.cell(row["ours"]),
-                    words.cell(row["ours_strong"]),
-                    words.cell(row["clean"]),
-                    words.cell(row["zero_gradient"]),
-                    words.cell(row["blind"]),
-                    _network(row),
-                ]
-                for row in rows
-            ],
-        ),
-        verdict(rows),
-    ]  # fmt: skip
-
-
-def _network(row) -> str:
-    """How a network of the search was trained."""
-    number = f", number {row['number']:g}" if row["number"] else ""
-    return (
-        f"{row['defence']}, {row['normalization']}{number}, rate "
-        f"{row['rate']:g}, {row['steps']} steps of {row['batch_size']}"
-        + (f", seed {row['seed']}" if row["seed"] else "")
-    )
-
-
-def _full_part(plan, rows, bests) -> list[str]:
-    """Networks trained as long as the paper's, defence by defence."""
-    places = [(str(n), rho) for n, radii in plan.radii.items() for rho in radii]
-
-    def line(name, some, key):
-        values = {(row["norm"], row["rho"]): row[key] for row in some}
-        return [name, *(words.cell(values.get(place)) for place in places)]
-
-    lines = [line("best of all defences, paper", bests, "paper")]
-    for title in dict.fromkeys(row["defence"] for row in rows):
-        of_title = [row for row in rows if row["defence"] == title]
-        lines.append(line(f"{title}, paper", of_title, "paper"))
-        groups: dict[str, list[dict[str, Any]]] = {}
-        for row in of_title:
-            name = f"{title}, ours, batches of {row['batch_size']}"
-            name += f", seed {row['seed']}" if row["seed"] else ""
-            groups.setdefault(name, []).append(row)
-        lines += [line(name, some, "ours") for name, some in groups.items()]
-    return [
-        "### The paper's training, with and without a defence",
-        f"Networks of {rows[0]['steps']} steps as in the paper, the best over "
-        "inputs and rates (of those of the search, below) at each radius, on "
-        f"{plan.validation} held-out images under the paper's attack, percent:",
-        tables.to_markdown(
-            ["", *(f"L{norm}, {rho:g}" for norm, rho in places)], lines
-        ),
-        *conclusion(rows, bests),
-    ]
-
-
-def conclusion(
-    rows: list[dict[str, Any]], bests: list[dict[str, Any]]
-) -> list[str]:
-    """What networks without defence say of the paper's figures.
-
-    Args:
-        rows: of `rows.protocol.full_length`.
-        bests: with the paper's best figures, of `rows.protocol.ceilings`.
-    """
-    wanted = {
-        (row["norm"], row["rho"]): row["paper"]
-        for row in bests
-        if row["paper"] is not None
-    }
-    ours: dict[tuple[str, float], float] = {}
-    for row in rows:
-        place = (row["norm"], row["rho"])
-        if row["defence"] == "Nominal" and place in wanted:
-            ours[place] = max(row["ours"], ours.get(place, 0.0))
-    reached = [p for p, best in ours.items() if best >= wanted[p] - SAMPLING]
-    if not reached:
-        return []
-    cells = ", ".join(f"L{norm} {rho:g}" for norm, rho in reached)
-    return [
-        f"In {len(reached)} of {len(ours)} cells ({cells}) a network without "
-        "any defence has the paper's best figure, or is within "
-        f"{SAMPLING:g} points of it. The authors' published notebook "
-        "(kimvc7/Robustness, notebooks/Vision.ipynb) takes the row Nominal "
-        "from networks trained with batches of 32 only, those of the other "
-        "defences from batches of 32 and of 256. plots.ipynb there, of an "
-        "earlier run with batches of 32, names what was chosen for RUB on "
-        "MNIST at Linf 0.5 and 1: standardised inputs, rate 0.01 and number "
-        "0.01, which is hardly a defence.",
-    ]
-
-
-def verdict(rows: list[dict[str, Any]]) -> str:
-    """What the search says of the paper's figures.
-
-    Args:
-        rows: of `rows.protocol.search`.
-    """
-    reached = [
-        row
-        for row in rows
-        if row["paper"] is not None and row["ours"] >= row["paper"] - SAMPLING
-    ]
-    blind = max(row["blind"] or row["zero_gradient"] for row in rows)
-    if reached or blind:
-        fallen = max(row["ours"] - row["ours_strong"] for row in rows)
-        return (
-            f"In {len(reached)} of {len(rows)} cells the search comes to the "
-            f"paper's figure or within {SAMPLING:g} points of it. All our "
-            f"attacks take up to {fallen:.1f} points off what the paper's "
-            f"attack leaves; up to {blind:g} % of the right samples of a "
-            "chosen network have no gradient where that attack begins."
-        )
-    stubborn = sum(row["ours_strong"] == row["clean"] for row in rows)
-    return (
-        "The paper's figures do not come out, and none of the chosen networks "
-        f"lacks gradients. In {stubborn} cells the search ends at a network "
-        "that no attack changes because it always says the same class."
-    )
-
-
 def _panels(plan, rows) -> list[dict[str, Any]]:
     """A panel a data set by noise, then one a data set and norm."""
     found = []
     for name in plan.bounded:
-        lines = _by_defence(
+        starts = [
             row
             for row in rows
             if (row["dataset"], row["kind"]) == (name, START)
-        )
-        if any(norm_gap(some) is not None for some in lines.values()):
-            found.append(_noise_panel(name, lines))
+        ]
+        found += noise.panels(name, starts)
     for name in plan.datasets:
         for norm, radii in plan.radii.items():
             some = [
@@ -530,24 +258,6 @@ def _panels(plan, rows) -> list[dict[str, Any]]:
                 }
             )
     return found
-
-
-def _noise_panel(name, lines) -> dict[str, Any]:
-    """The paper's figures over the noise that PGD begins with."""
-    cells = next(iter(lines.values()))
-    return {
-        "title": f"{TITLES.get(name, name)}, the paper's figures by noise",
-        "radii": [row["start_noise"] for row in cells],
-        "ticks": [
-            f"{row['start_noise']:.2f}\nL{row['norm']}\n{row['rho']:g}"
-            for row in cells
-        ],
-        "xlabel": "deviation of a pixel where PGD begins; norm and radius",
-        "lines": [
-            figures.line(title, [row["paper"] for row in some], True)
-            for title, some in lines.items()
-        ],
-    }
 
 
 def _lines(plan, rows, radii) -> list[dict[str, Any]]:
