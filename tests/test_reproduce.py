@@ -12,6 +12,7 @@ import threading
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from keras_rub import datasets, tables, training
 from keras_rub.reproduction import budgets, choose, pages, paper, rows
@@ -152,6 +153,7 @@ def test_what_the_pages_were_made_of(folder):
         "large-test",
         "protocol",
         "judge",
+        "rounding",
     ):
         assert f"{kind}-" in names
     # The result that was there is shown, not made again.
@@ -609,30 +611,43 @@ def test_figures_that_only_depend_on_noise():
 def test_verdict_on_the_search():
     """It follows from the rows, whatever they say."""
     row = {"paper": 60.0, "ours": 10.0, "ours_strong": 10.0, "clean": 10.0,
-           "zero_gradient": 0.0, "blind": None}  # fmt: skip
+           "zero_gradient": 0.0}  # fmt: skip
     verdict = pages.search.verdict
     assert "do not come out" in verdict([row]) and "In 1 cells" in verdict(
         [row]
     )
-    reached = {**row, "ours": 58.0, "ours_strong": 0.5, "blind": 90.0}
+    reached = {**row, "ours": 58.0, "ours_strong": 0.5}
     text = verdict([row, reached])
     assert text.startswith("In 1 of 2 cells")
-    assert "up to 57.5 points off" in text and "up to 90 %" in text
+    assert "up to 57.5 points off" in text
 
 
-def test_where_the_attack_begins():
-    """Nothing to follow once the logits are large, whatever the norm."""
+def test_two_losses_of_one_direction():
+    """Equal where nothing is rounded; only one of them is blind elsewhere."""
+    logits = tf.constant([[1.0, 2.0, 0.5], [0.0, -1.0, 3.0]])
+    labels = tf.constant([1, 0])
+    cross_entropy = tf.nn.sparse_softmax_cross_entropy_with_logits
+    odds = protocol.log_odds(labels, logits)
+    np.testing.assert_allclose(
+        tf.nn.softplus(odds), cross_entropy(labels, logits), rtol=1e-6
+    )
     nowhere = pathlib.Path("out")
     data = Context("smoke", None, nowhere, nowhere).load("digits", "standard")
     base = Recipe(defense="nominal", architecture="mlp1").build(data)
-    # So many that some are right, though the network is not trained.
-    plan = dataclasses.replace(budgets.PROTOCOLS["smoke"], samples=300)
-    radii = {2: [8.4], "inf": [0.5]}
-    shares = protocol.blind(base, data, plan, radii)
-    assert shares == {"2": {"8.4": 0.0}, "inf": {"0.5": 0.0}}
+    x = data.test[0][:100]
+    y = base.predict(x, verbose=0).argmax(axis=-1)  # all are right
+    radii = {2: [2.0], "inf": [0.2]}
+    plain = protocol.pgd_by_both_losses(base, x, y, radii)
+    assert plain["clean"] == 1.0 and plain["certain"] == 0.0
+    assert plain["cross_entropy"] == plain["log_odds"]
     networks.scale_logits(base, 1e6)
-    shares = protocol.blind(base, data, plan, radii)
-    assert shares == {"2": {"8.4": 1.0}, "inf": {"0.5": 1.0}}
+    large = protocol.pgd_by_both_losses(base, x, y, radii)
+    assert large["certain"] > 0.9
+    for norm in ("2", "inf"):
+        assert large["log_odds"][norm][0] < plain["log_odds"][norm][0] + 0.1
+        assert (
+            large["cross_entropy"][norm][0] > large["log_odds"][norm][0] + 0.3
+        )
 
 
 def test_conclusion_on_networks_without_defence():

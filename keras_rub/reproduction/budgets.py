@@ -312,6 +312,17 @@ def _pgd(norm: int | str, rho: float, **options: Any) -> Recipe:
 _PAPERS_BATCHES = (paper.IMAGES.small_batch_size, paper.IMAGES.batch_size)
 _LARGE = {2: (2.8, 8.4, 14.0, 28.0, 56.0), "inf": (0.3, 0.5, 1.0, 5.0)}
 
+# What the paper's attack takes for robust.
+_NO_DEFENCE = Grid(
+    datasets=("mnist",),
+    normalizations=("standard",),
+    defences=("Nominal",),
+    rates=(0.01,),
+    numbers=(),
+    steps=paper.IMAGES.steps,
+    batch_sizes=_PAPERS_BATCHES[1:],
+)
+
 PROTOCOLS = {
     "smoke": ProtocolPlan(
         bounded=("digits",),
@@ -332,6 +343,11 @@ PROTOCOLS = {
         steps=2,
         batch_size=16,
         architecture="mlp1",
+        rounded=(
+            dataclasses.replace(
+                _NO_DEFENCE, datasets=("digits",), steps=2, batch_sizes=(8,)
+            ),
+        ),
         scaled=(("Nominal", 0.0),),
         factors=(1.0, 1e4),
         trained=(
@@ -377,29 +393,17 @@ PROTOCOLS = {
                 steps=paper.IMAGES.steps,
                 batch_sizes=_PAPERS_BATCHES[1:],
             ),
-            Grid(
-                datasets=("mnist",),
-                normalizations=("standard",),
-                defences=("Nominal",),
-                rates=(0.01,),
-                numbers=(),
-                steps=paper.IMAGES.steps,
-                batch_sizes=_PAPERS_BATCHES[1:],
-                seeds=(1,),
-            ),
-            Grid(
+            dataclasses.replace(_NO_DEFENCE, seeds=(1,)),
+            dataclasses.replace(
+                _NO_DEFENCE,
                 datasets=("fashion_mnist",),
-                normalizations=("standard",),
-                defences=("Nominal",),
-                rates=(0.01,),
-                numbers=(),
-                steps=paper.IMAGES.steps,
                 batch_sizes=_PAPERS_BATCHES,
             ),
         ),
         radii=_LARGE,
         steps=1000,
         batch_size=32,
+        rounded=(dataclasses.replace(_NO_DEFENCE, seeds=(0, 1)),),
         scaled=(("PGD-Linf", 0.3), ("Nominal", 0.0)),
         trained=(
             *(_pgd("inf", rho, steps=8000) for rho in (0.4, 0.7)),
@@ -425,6 +429,7 @@ PROTOCOLS = {
         steps=paper.IMAGES.steps,
         batch_size=paper.IMAGES.small_batch_size,
         attack_steps=40,
+        rounded=(dataclasses.replace(_NO_DEFENCE, seeds=(0, 1)),),
         scaled=(("PGD-Linf", 0.3), ("Nominal", 0.0)),
         trained=(
             *(_pgd("inf", rho, steps=20_000) for rho in (0.3, 0.5, 1.0)),

@@ -184,6 +184,9 @@ def _large_radii(context: Context) -> Page | None:
         judged = run.protocol.judge(context, plan, choose.radii_of(cells))
         found += rows.protocol.search(name, seen, cells, judged)
         found += rows.protocol.full_length(name, plan, seen)
+        found += rows.protocol.rounded(
+            name, plan, run.protocol.round_off(context, plan, name)
+        )
     if not found:
         return None
     laptop = context.budget == "laptop"

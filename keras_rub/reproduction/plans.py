@@ -349,6 +349,7 @@ class ProtocolPlan:
         datasets: names of image sets for `scaled` and `trained`.
         normalizations: of the inputs.
         grids: the networks of the search.
+        rounded: networks whose loss is computed in another way, too.
         radii: from the norm to the radii of the attacks.
         steps: training steps of `scaled`.
         batch_size: samples a step of `scaled`.
@@ -379,6 +380,7 @@ class ProtocolPlan:
     scaled: tuple[tuple[str, float], ...] = ()
     factors: tuple[float, ...] = (1.0, 100.0, 1e4)
     trained: tuple[Recipe, ...] = ()
+    rounded: tuple[Grid, ...] = ()
     attacks: str | tuple[str, ...] = "strong"
     validation_attacks: tuple[str, ...] = (
         "foolbox-fgm", "foolbox-pgd", "apgd-ce",

@@ -14,6 +14,7 @@ from keras_rub.reproduction.rows.protocol import (
     CEILING,
     FULL,
     NOISE,
+    ROUNDED,
     SAMPLING,
     SCALED,
     SEARCH,
@@ -104,6 +105,8 @@ def _of_set(plan, title, rows, laptop) -> list[str]:
         parts += search.part(kinds[SEARCH])
     if FULL in kinds:
         parts += search.full_part(plan, kinds[FULL], kinds.get(CEILING, []))
+    if ROUNDED in kinds:
+        parts += search.rounded_part(plan, kinds[ROUNDED])
     return parts
 
 

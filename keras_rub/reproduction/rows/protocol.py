@@ -13,8 +13,9 @@ from keras_rub.reproduction.run.networks import Network
 from keras_rub.reproduction.run.protocol import Candidate, Radii
 
 # What a row tells of.
-CEILING, START, SEARCH, FULL, SCALED, NOISE, TRAINED = (
-    "ceiling", "start", "search", "full", "scaled", "noise", "trained",
+CEILING, START, SEARCH, FULL, ROUNDED, SCALED, NOISE, TRAINED = (
+    "ceiling", "start", "search", "full", "rounded", "scaled", "noise",
+    "trained",
 )  # fmt: skip
 
 # The paper's images are others, so that shares of them differ by this much
@@ -141,7 +142,6 @@ def search(
             "rho": rho,
             "paper": _best(dataset, norm, rho),
             **_judged(results[candidate], norm, rho),
-            "blind": _share(results[candidate], norm, rho),
             "defence": candidate.title,
             "normalization": candidate.normalization,
             "number": candidate.number,
@@ -203,6 +203,39 @@ def full_length(
                     }
                 )
     return found
+
+
+def rounded(
+    dataset: str,
+    plan: ProtocolPlan,
+    found: dict[Candidate, dict[str, Any]],
+) -> list[dict[str, Any]]:
+    """PGD by two losses that differ in rounding only.
+
+    Args:
+        dataset: name of the data set.
+        plan: `ProtocolPlan`.
+        found: of `run.protocol.round_off`.
+    """
+    return [
+        {
+            "dataset": dataset,
+            "kind": ROUNDED,
+            "norm": str(norm),
+            "rho": rho,
+            "defence": candidate.title,
+            "seed": candidate.seed,
+            "clean": round(100 * result["clean"], 2),
+            "certain": round(100 * result["certain"], 2),
+            "ours": round(100 * result["cross_entropy"][str(norm)][place], 2),
+            "ours_log_odds": round(
+                100 * result["log_odds"][str(norm)][place], 2
+            ),
+        }
+        for candidate, result in found.items()
+        for norm, radii in plan.radii.items()
+        for place, rho in enumerate(radii)
+    ]
 
 
 def scaled(
@@ -280,12 +313,6 @@ def _best(dataset, norm, rho) -> float | None:
     theirs = paper.table(dataset, paper.ATTACKED, norm)
     best = [line[rho] for line in theirs.values() if rho in line]
     return max(best, default=None)
-
-
-def _share(result, norm, rho) -> float | None:
-    """Percent without a gradient where PGD begins, if it was counted."""
-    share = result.get("blind", {}).get(str(norm), {}).get(f"{rho:g}")
-    return None if share is None else round(100 * share, 2)
 
 
 def _judged(result, norm, rho) -> dict[str, Any]:

@@ -13,7 +13,8 @@ import scipy.spatial.distance
 import tensorflow as tf
 
 import keras_rub
-from keras_rub import PerturbationSet, attacks, paper_radius
+from keras_rub import PerturbationSet, attacks, paper_radius, tracing
+from keras_rub.attacks import ascent
 from keras_rub.datasets import Dataset
 from keras_rub.reproduction.compact import to_columns, to_rows
 from keras_rub.reproduction.context import Context
@@ -78,12 +79,16 @@ class Candidate:
 
 def candidates(plan: ProtocolPlan, dataset: str) -> list[Candidate]:
     """All networks of the search on one data set."""
+    return _of_grids(plan.grids, dataset)
+
+
+def _of_grids(grids, dataset) -> list[Candidate]:
     return [
         Candidate(
             dataset, normalization, title, number, rate, grid.steps,
             batch_size, seed,
         )
-        for grid in plan.grids
+        for grid in grids
         if dataset in grid.datasets
         for seed, batch_size, normalization, title in itertools.product(
             grid.seeds, grid.batch_sizes, grid.normalizations, grid.defences
@@ -214,10 +219,9 @@ def judge(
             for.
 
     Returns:
-        A dict with `rows` as of `keras_rub.Evaluation`, under all attacks;
-        `zero_gradient`, the share of the samples that are right but whose
-        cross entropy has no gradient; and `blind`, from the norm and the
-        radius to the same share where foolbox's PGD begins.
+        A dict with `rows` as of `keras_rub.Evaluation`, under all attacks,
+        and `zero_gradient`, the share of the samples that are right but whose
+        cross entropy has no gradient.
     """
     found = context.do(
         {
@@ -236,8 +240,7 @@ def _judge_job(context, plan, candidate, radii) -> Job:
     def work():
         data = context.load(candidate.dataset, candidate.normalization)
         base = _train(_trainer(plan, candidate, data), candidate, data)
-        found = _strong(base, data, plan, radii)
-        return {**found, "blind": blind(base, data, plan, radii)}
+        return _strong(base, data, plan, radii)
 
     return Job(
         f"judge-{candidate.name}",
@@ -425,53 +428,112 @@ def _start(x, norm, rng) -> np.ndarray:
     return noise
 
 
-# Below this foolbox's L2 attack no longer scales a gradient to length 1.
-_NOTHING = 1e-12
+def round_off(
+    context: Context, plan: ProtocolPlan, dataset: str
+) -> dict[Candidate, dict[str, Any]]:
+    """PGD by two losses that differ in nothing but rounding.
+
+    The cross entropy is the softplus of the log odds of the other classes, so
+    that both have gradients of one direction. In float32 the cross entropy
+    loses the part of the own class where its probability rounds to 1.
+
+    Returns:
+        From the network to `clean`, `certain` (share of the right samples
+        whose own class has probability 1), and from the loss and the norm to
+        the accuracy at each radius.
+    """
+
+    def job(candidate):
+        def work():
+            data = context.load(dataset, candidate.normalization)
+            base = _train(_trainer(plan, candidate, data), candidate, data)
+            x, y = (part[: plan.samples] for part in data.test)
+            return pgd_by_both_losses(base, x, y, dict(plan.radii))
+
+        return Job(
+            f"rounding-{candidate.name}",
+            _settings(
+                plan,
+                candidate,
+                rate=candidate.rate,
+                radii={str(norm): list(r) for norm, r in plan.radii.items()},
+                samples=plan.samples,
+            ),
+            work,
+        )
+
+    return context.do({c: job(c) for c in _of_grids(plan.rounded, dataset)})
 
 
-def blind(
-    base: keras.Model, data: Dataset, plan: ProtocolPlan, radii: Radii
-) -> dict[str, dict[str, float]]:
-    """Right samples that PGD can't lead astray from its random start.
+def pgd_by_both_losses(
+    base: keras.Model,
+    x: np.ndarray,
+    y: np.ndarray,
+    radii: dict[Any, Sequence[float]],
+) -> dict[str, Any]:
+    """The work of `round_off`: PGD with foolbox's steps and random start.
 
     Args:
         base: the network.
-        data: `Dataset`.
-        plan: `ProtocolPlan`.
+        x: array [n, *features].
+        y: int array [n].
         radii: from the norm to the radii.
-
-    Returns:
-        From the norm and the radius to the share of the samples that are
-        right at the start and have no gradient there that foolbox follows.
     """
-    x, y = (part[: plan.samples] for part in data.test)
-    rng = np.random.default_rng(0)
-    found: dict[str, dict[str, float]] = {}
-    for norm, values in radii.items():
-        noise = _start(x, norm, rng)
-        least = 0.0 if norm == "inf" else _NOTHING
-        for rho in values:
-            points = x + rho * noise
-            if data.input_range is not None:
-                points = np.clip(points, *data.input_range)
-            size, right = _gradient_size(base, points.astype("float32"), y)
-            share = np.mean(size[right] <= least) if right.any() else 0.0
-            found.setdefault(str(norm), {})[f"{rho:g}"] = float(share)
+    x, y = tf.constant(x), tf.constant(y, tf.int32)
+    probabilities = tf.gather(tf.nn.softmax(base(x)), y, batch_dims=1)
+    right = tf.argmax(base(x), axis=-1, output_type=tf.int32) == y
+    found: dict[str, Any] = {
+        "clean": _mean(right),
+        "certain": _mean(tf.boolean_mask(probabilities == 1.0, right)),
+    }
+    for name, loss in (
+        ("cross_entropy", tf.nn.sparse_softmax_cross_entropy_with_logits),
+        ("log_odds", log_odds),
+    ):
+        found[name] = {}
+        for norm, values in radii.items():
+            attack = _pgd(base, loss, x, y, norm)
+            ends = [attack(tf.constant(rho, tf.float32)) for rho in values]
+            found[name][str(norm)] = [
+                float(np.mean(_predict(base, points.numpy()) == y))
+                for points in ends
+            ]
     return found
 
 
-def _gradient_size(base, x, y) -> tuple[np.ndarray, np.ndarray]:
-    """L2 lengths of the gradients of the cross entropy, and who is right."""
-    x = tf.convert_to_tensor(x)
-    with tf.GradientTape() as tape:
-        tape.watch(x)
-        logits = base(x)
-        loss = tf.nn.sparse_softmax_cross_entropy_with_logits(y, logits)
-    gradient = tf.reshape(tape.gradient(loss, x), [len(x), -1])
-    return (
-        np.linalg.norm(gradient.numpy().astype("float64"), axis=1),
-        logits.numpy().argmax(axis=-1) == y,
-    )
+def log_odds(labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
+    """Log odds [batch] of all other classes against the own one."""
+    own = tf.gather(logits, labels, batch_dims=1)
+    own_class = tf.one_hot(labels, logits.shape[-1], True, False, dtype=bool)
+    others = tf.where(own_class, logits.dtype.min, logits)
+    return tf.reduce_logsumexp(others, axis=-1) - own
+
+
+_FOOLBOX_STEPS = {2: (50, 0.025), "inf": (40, 0.01 / 0.3)}
+
+
+def _pgd(base, loss, x, y, norm):
+    """From the radius to the points where PGD ends."""
+    steps, step_size = _FOOLBOX_STEPS[norm]
+
+    def attack(rho):
+        return ascent.ascend(
+            lambda points: loss(y, base(points)),
+            x,
+            rho,
+            PerturbationSet(norm),
+            steps=steps,
+            step_size=step_size,
+            random_start=True,
+            seed=tf.constant([0, 1]),
+        )
+
+    radius = tf.TensorSpec([], tf.float32)
+    return tracing.compiled(attack, input_signature=[radius])
+
+
+def _mean(values) -> float:
+    return float(np.mean(values)) if len(values) else 0.0
 
 
 def _predict(base, x) -> np.ndarray:
