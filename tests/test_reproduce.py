@@ -613,13 +613,13 @@ def test_verdict_on_the_search():
     row = {"paper": 60.0, "ours": 10.0, "ours_strong": 10.0, "clean": 10.0,
            "zero_gradient": 0.0}  # fmt: skip
     verdict = pages.search.verdict
-    assert "do not come out" in verdict([row]) and "In 1 cells" in verdict(
-        [row]
-    )
+    text = verdict([row])
+    assert text.startswith("In 0 of 1 cells") and "In 1 cells it ends" in text
     reached = {**row, "ours": 58.0, "ours_strong": 0.5}
     text = verdict([row, reached])
     assert text.startswith("In 1 of 2 cells")
     assert "up to 57.5 points off" in text
+    assert "it ends" not in verdict([reached])
 
 
 def test_two_losses_of_one_direction():

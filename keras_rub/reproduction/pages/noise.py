@@ -87,9 +87,9 @@ def part(
     close = [title for title, gap in gaps.items() if gap < _CLOSE]
     return [
         "### What the paper's figures depend on",
-        "foolbox's PGD begins at a random point of the ball. If it finds no "
-        "gradient it stays there, and the accuracy it leaves depends on how "
-        "far that point is from the image, and on nothing else: on the "
+        "foolbox's PGD begins at a random point of the ball. Where its "
+        "gradient is missing or leads nowhere, the accuracy it leaves depends "
+        "on how far that point is from the image, and on nothing else: on the "
         "standard deviation of a pixel, which is rho times 0.58 for Linf, "
         "about rho over the root of the number of pixels for L2, and 1.4 rho "
         "over that number for L1. To an attack that sees gradients the three "
