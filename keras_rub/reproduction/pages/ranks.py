@@ -63,8 +63,13 @@ def fig_ranks(
             "PGD-Linf, and RUB at large radii; at 0 the robust defences are "
             "more accurate than Nominal.",
             _leak_part(leaks),
-            f"{len(names)} of {len(plan.sets)} sets are finished; the same "
-            f"command goes on with the others. Finished: {', '.join(names)}.",
+            f"{len(names)} of {len(plan.sets)} sets are finished"
+            + (
+                "; the same command goes on with the others"
+                if len(names) < len(plan.sets)
+                else ""
+            )
+            + f". Finished: {', '.join(names)}.",
         ],
         differences=_differences(plan),
         rows=rows,
