@@ -221,7 +221,7 @@ IMAGES = {
             "other": Recipe(steps=5000, **_AUGMENTED),
             "coap": Recipe(steps=5000, batch_size=4, **_AUGMENTED),
             "numbers": (0.01, 0.1, 0.3),
-            "attacked": 1000,
+            "attacked": 400,
             "attacks": _RATIO,
         },
     ),
