@@ -392,6 +392,29 @@ def test_leaderboard(tmp_path, capsys):
     }  # fmt: skip
 
 
+def test_other_seeds_stand_beside_the_first():
+    """They are no networks of their own, and choose nothing."""
+    first = INDEX["digits-l1-1"]
+    second = {
+        **first,
+        "training": {**first["training"], "seed": 1},
+        "radii": ["0.5", "1"],
+        "certified": {
+            key: {"count": 352, "percent": 97.78} for key in ("0.5", "1")
+        },
+    }
+    other = {**second, "training": {**second["training"], "steps": 7}}
+    # The name of the second comes first.
+    index = {"z": first, "a": second, "other-recipe": other}
+    found = leaderboard.rows(index)
+    assert [(row["rho"], row["method"], row["again"]) for row in found] == [
+        (0.25, "z", []),
+        (0.5, "z", [97.78]),
+        (1.0, "z", [97.78]),
+    ]
+    assert "| 83.06 | 97.78 |" in leaderboard.page(index)
+
+
 def test_published_figures_stand_beside_ours():
     """Of the data sets and radii that both have."""
     digits = INDEX["digits-l1-1"]
