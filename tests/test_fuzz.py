@@ -6,6 +6,7 @@ slow suite damages each kind of file many more times; counts are printed.
 
 import json
 import pickle
+import shutil
 import time
 import zipfile
 
@@ -87,13 +88,17 @@ def read_job(path):
 
 def write_archive(path):
     job = Job("job", SETTINGS, lambda: {})
-    store = Store(path.parent / "jobs", path)
+    store = Store(path.parent / "jobs", path.parent)
     store.write(job, {"accuracy": 0.5}, 1.0)
     store.archive([job])
+    (path.parent / "job.jsonl").replace(path)
 
 
 def read_archive(path):
-    return Store(path.parent / "none", path).read(Job("job", SETTINGS, None))
+    archive = path.parent / "archive"
+    archive.mkdir(exist_ok=True)
+    shutil.copy(path, archive / "job.jsonl")
+    return Store(path.parent / "none", archive).read(Job("job", SETTINGS, None))
 
 
 def config_of(path):

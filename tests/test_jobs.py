@@ -68,23 +68,30 @@ def stored(folder, archive, **results):
 
 
 def test_archive(tmp_path):
-    path = tmp_path / "pages" / "jobs" / "laptop.jsonl"
-    store = stored(tmp_path / "one", path, second=2, first=1, third=3)
-    first, second = (Job(n, {"rho": 1.0}, nothing) for n in ("first", "second"))
+    folder = tmp_path / "pages" / "jobs" / "laptop"
+    path = folder / "a.jsonl"
+    results = {"a-second": 2, "a-first": 1, "a-third": 3, "b": 4}
+    store = stored(tmp_path / "one", folder, **results)
+    first, second, kind = (
+        Job(n, {"rho": 1.0}, nothing) for n in ("a-first", "a-second", "b")
+    )
     undone = Job("undone", {}, nothing)
-    store.archive([second, first, undone])
+    store.archive([second, first, undone, kind])
+    # A file a kind.
+    assert sorted(x.name for x in folder.iterdir()) == ["a.jsonl", "b.jsonl"]
     assert path.read_text() == (
-        '{"name":"first","settings":{"rho":1.0},"seconds":1.3,'
+        '{"name":"a-first","settings":{"rho":1.0},"seconds":1.3,'
         '"result":{"found":1}}\n'
-        '{"name":"second","settings":{"rho":1.0},"seconds":1.3,'
+        '{"name":"a-second","settings":{"rho":1.0},"seconds":1.3,'
         '"result":{"found":2}}\n'
     )
     # Elsewhere.
-    store = Store(tmp_path / "two", path)
-    run([first, second], store)
+    store = Store(tmp_path / "two", folder)
+    run([first, second, kind], store)
     assert store.read(first) == {"found": 1}
+    assert store.read(kind) == {"found": 4}
     # Other settings don't take it; done, they take its place.
-    other = Job("first", {"rho": 2.0}, lambda: {"found": 10})
+    other = Job("a-first", {"rho": 2.0}, lambda: {"found": 10})
     assert store.read(other) is None
     run([other], store)
     assert store.read(other) == {"found": 10}
@@ -93,12 +100,12 @@ def test_archive(tmp_path):
     store.archive([other])
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     assert [(x["name"], x["result"]["found"]) for x in lines] == [
-        ("first", 10), ("second", 2),
+        ("a-first", 10), ("a-second", 2),
     ]  # fmt: skip
     assert store.read(first) is None
     # What another process has added meanwhile stays.
-    third = Job("third", {"rho": 1.0}, nothing)
-    stored(tmp_path / "one", path).archive([third])
+    third = Job("a-third", {"rho": 1.0}, nothing)
+    stored(tmp_path / "one", folder).archive([third])
     store.archive([other])
     assert path.read_text().count("\n") == 3
 
@@ -107,23 +114,23 @@ def test_archive(tmp_path):
     "line", ("", "<<<<<<< ours", "{}", '{"name": "a"', "[1]", "\xff")
 )
 def test_damaged_lines(tmp_path, line):
-    path = tmp_path / "laptop.jsonl"
-    store = stored(tmp_path / "one", path, first=1)
+    store = stored(tmp_path / "one", tmp_path / "laptop", first=1)
     job = Job("first", {"rho": 1.0}, nothing)
     store.archive([job])
+    path = tmp_path / "laptop" / "first.jsonl"
     path.write_bytes(path.read_bytes() + line.encode("latin-1") + b"\n")
     with pytest.raises(ValueError, match="line 2, holds no result") as error:
-        Store(tmp_path / "two", path).read(job)
+        Store(tmp_path / "two", tmp_path / "laptop").read(job)
     assert str(path) in str(error.value) and "\n" not in str(error.value)
 
 
 def test_a_job_twice_in_the_archive(tmp_path):
-    path = tmp_path / "laptop.jsonl"
     job = Job("first", {"rho": 1.0}, nothing)
-    stored(tmp_path / "one", path, first=1).archive([job])
+    stored(tmp_path / "one", tmp_path / "laptop", first=1).archive([job])
+    path = tmp_path / "laptop" / "first.jsonl"
     path.write_text(path.read_text() * 2)
     with pytest.raises(ValueError, match="line 2, is the second one of first"):
-        Store(tmp_path / "two", path).read(job)
+        Store(tmp_path / "two", tmp_path / "laptop").read(job)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -176,9 +183,9 @@ def test_same_settings(old, new, equal):
 
 
 def test_an_added_field_is_settled_by_the_archive(tmp_path):
-    path = tmp_path / "laptop.jsonl"
+    path = tmp_path / "laptop" / "a.jsonl"
     old, new = (Job("a", {"plan": kind(5)}, nothing) for kind in (Old, New))
-    store = Store(tmp_path / "jobs", path)
+    store = Store(tmp_path / "jobs", path.parent)
     store.write(old, {}, 1.0)
     store.archive([old])
     assert '"bound"' not in path.read_text()
@@ -340,8 +347,11 @@ def test_one_of_two_ways():
 
 def test_committed_archives_are_in_order():
     results = pathlib.Path(__file__).parent.parent / "docs" / "results"
-    for path in results.glob("jobs/*.jsonl"):
+    files = list(results.glob("jobs/*/*.jsonl"))
+    assert files
+    for path in files:
         lines = path.read_bytes().splitlines()
         found = [records.from_line(x, f"{path}") for x in lines]
         names = [record["name"] for record in found]
         assert names == sorted(set(names))
+        assert {name.split("-")[0] for name in names} == {path.stem}

@@ -152,9 +152,7 @@ def test_no_data_is_tracked():
         kind = path.relative_to(ROOT).parent, path.suffix
         of_zoo = kind == (pathlib.Path("zoo"), ".keras")
         kept += of_zoo
-        # An archive of jobs has a line for each of some 350 jobs.
-        large = of_zoo or path.suffix == ".jsonl"
-        most = zoo.MOST_BYTES if large else 1_000_000
+        most = zoo.MOST_BYTES if of_zoo else 1_000_000
         assert not path.is_symlink(), name
         assert not path.exists() or path.stat().st_size < most, name
         assert (

@@ -16,6 +16,8 @@ from keras_rub.reproduction.plans import (
     ProtocolPlan,
     SpeedPlan,
     TablePlan,
+    Trial,
+    TrialPlan,
 )
 from keras_rub.training import Recipe
 
@@ -399,6 +401,19 @@ PROTOCOLS = {
                 datasets=("fashion_mnist",),
                 batch_sizes=_PAPERS_BATCHES,
             ),
+            dataclasses.replace(
+                _NO_DEFENCE,
+                datasets=("fashion_mnist",),
+                defences=("RUB",),
+                numbers=(0.01,),
+            ),
+            dataclasses.replace(
+                _NO_DEFENCE,
+                datasets=("fashion_mnist",),
+                defences=("RUB",),
+                numbers=(1e-4, 1e-3, 0.01, 0.1),
+                batch_sizes=_PAPERS_BATCHES[:1],
+            ),
         ),
         radii=_LARGE,
         steps=1000,
@@ -440,3 +455,46 @@ PROTOCOLS = {
         grouped=10_000,
     ),
 }
+
+
+def _trials(
+    dataset: str, base: Recipe, *changes: dict[str, Any]
+) -> tuple[Trial, ...]:
+    """A recipe, and others that differ from it as told."""
+    return tuple(
+        Trial(dataset, base, tuple(some.items())) for some in ({}, *changes)
+    )
+
+
+_MOVED: dict[str, Any] = {"flip": True, "shift": 1}
+
+TRIALS = {
+    "smoke": TrialPlan(
+        (
+            *_trials("digits", _RUB_TINY, {"flip": True}),
+            *_trials(
+                "digits",
+                dataclasses.replace(_RUB_TINY, defense="nominal"),
+            ),
+        ),
+        samples=20,
+    ),
+    "laptop": TrialPlan(
+        (
+            *_trials(
+                "fashion_mnist",
+                Recipe(defense="nominal", steps=5000),
+                {"flip": True},
+                _MOVED,
+            ),
+            *_trials(
+                "fashion_mnist",
+                dataclasses.replace(_RUB, rho=14.0),
+                {"steps": 10_000},
+                {"flip": True},
+                {"weight_decay": 0.05},
+            ),
+        )
+    ),
+}
+TRIALS["full"] = TRIALS["laptop"]

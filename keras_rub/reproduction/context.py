@@ -43,7 +43,7 @@ class Context:
     def __post_init__(self):
         self.store = jobs.Store(
             self.out / "jobs",
-            archive=self.results / "jobs" / f"{self.budget}.jsonl",
+            archive=self.results / "jobs" / self.budget,
         )
         self._asked: dict[str, jobs.Job] = {}
         self.models: dict[Hashable, Any] = {}

@@ -193,6 +193,12 @@ def _large_radii(context: Context) -> Page | None:
     return pages.large_radii.large_radii(plan, found, laptop)
 
 
+def _trials(context: Context) -> Page | None:
+    plan = budgets.TRIALS[context.budget]
+    found = rows.trials.trials(run.trials.run(context, plan))
+    return pages.trials.trials(plan, found) if found else None
+
+
 def _summary(context: Context) -> Page | None:
     found = rows.summary.summary(context.results)
     if not found:
@@ -218,5 +224,6 @@ EXPERIMENTS: dict[str, Experiment] = {
     "tab_cnn_mnist": _attacked("tab_cnn_mnist", "mnist", cnn=True),
     "tab_cnn_cifar": _attacked("tab_cnn_cifar", "cifar10", cnn=True),
     "large_radii": _large_radii,
+    "trials": _trials,
     "summary": _summary,
 }

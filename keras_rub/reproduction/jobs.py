@@ -49,8 +49,8 @@ class Store:
 
     Args:
         folder: where the files are.
-        archive: a file for version control, which is read where a job has no
-            file of its own. Defaults to `None`, no archive.
+        archive: a folder for version control, which is read where a job has
+            no file of its own. Defaults to `None`, no archive.
     """
 
     def __init__(

@@ -119,6 +119,7 @@ class ImagePlan:
             number of features, as in the paper.
         cnn: `Recipe` of convolutional networks.
         cnn_rub: the same for RUB, whose steps take far longer.
+        cnn_pgd: the same for PGD; `None` for `cnn`.
         cnn_numbers: what they train for.
         cnn_normalizations: of their inputs.
         validation: samples that choose the network of a cell.
@@ -135,10 +136,10 @@ class ImagePlan:
         small: the largest radius that `rub_small` trains for.
         tried: what the page of certified accuracies says where ours are
             below the paper's.
-        seeds: of the networks of the certified table; attacked ones take the
-            first.
-        unit_certified: further radii with pixels in [0, 1], for the certified
-            table only.
+        seeds: of the networks of the certified table with standardised inputs;
+            all others take the first.
+        certified_only: from the normalisation to further radii of RUB networks
+            that the certified table alone has.
         conv: `Recipe` of convolutional RUB networks of the certified table,
             or `None` for none.
         conv_radii: the radii they train for, with standardised inputs.
@@ -171,10 +172,13 @@ class ImagePlan:
     small: float = 1.0
     tried: str = ""
     seeds: tuple[int, ...] = (0,)
-    unit_certified: tuple[float, ...] = ()
+    certified_only: dict[str, tuple[float, ...]] = dataclasses.field(
+        default_factory=dict
+    )
     conv: Recipe | None = None
     conv_radii: tuple[float, ...] = ()
     conv_certified: int = 1000
+    cnn_pgd: Recipe | None = None
 
     def rub_recipe(self, rho: float) -> Recipe:
         """How the RUB perceptron of a radius is trained."""
@@ -197,6 +201,7 @@ class ImagePlan:
                 recipe=self.cnn,
                 rub=self.cnn_rub,
                 coap=None,
+                pgd=self.cnn_pgd,
                 numbers=self.cnn_numbers,
                 attacks=self.cnn_attacks,
                 samples=self.cnn_attacked,
@@ -207,6 +212,7 @@ class ImagePlan:
             recipe=self.other,
             rub=self.rub,
             coap=self.coap,
+            pgd=None,
             numbers=self.numbers,
             attacks=self.attacks,
             samples=self.attacked,
@@ -223,6 +229,7 @@ class AttackPlan:
         recipe: `Recipe` of the networks, but for defence and radius.
         rub: the same for RUB.
         coap: the same for COAP, or `None` if there is none.
+        pgd: the same for PGD; `None` for `recipe`.
         numbers: what they train for, as of `ImagePlan`.
         attacks: as of `keras_rub.evaluate`, for the test samples.
         samples: test samples to attack.
@@ -234,6 +241,7 @@ class AttackPlan:
     recipe: Recipe
     rub: Recipe
     coap: Recipe | None
+    pgd: Recipe | None
     numbers: tuple[float, ...]
     attacks: str | tuple[str, ...]
     samples: int
@@ -437,3 +445,54 @@ class SpeedPlan:
             attack_steps=self.attack_steps,
             batch_size=self.batch_size,
         )
+
+
+@dataclasses.dataclass(frozen=True)
+class Trial:
+    """A recipe beside the one it is compared with.
+
+    Attributes:
+        dataset: name of the data set.
+        base: `Recipe` of the comparison.
+        changes: pairs of a field of the recipe and its other value.
+        normalization: of the inputs.
+    """
+
+    dataset: str
+    base: Recipe
+    changes: tuple[tuple[str, Any], ...] = ()
+    normalization: str = "standard"
+
+    @property
+    def recipe(self) -> Recipe:
+        """How the network is trained."""
+        return dataclasses.replace(self.base, **dict(self.changes))
+
+    @property
+    def label(self) -> str:
+        """What differs, in words."""
+        return ", ".join(f"{k} {v}" for k, v in self.changes) or "base"
+
+    @property
+    def name(self) -> str:
+        """A name for files."""
+        parts = [
+            "trial", self.dataset, self.normalization,
+            self.base.architecture, self.base.defense,
+        ]  # fmt: skip
+        if self.base.defense != "nominal":
+            parts.append(f"{self.base.rho:g}")
+        return "-".join([*parts, *(f"{k}-{v}" for k, v in self.changes)])
+
+
+@dataclasses.dataclass(frozen=True)
+class TrialPlan:
+    """Recipes to compare.
+
+    Attributes:
+        trials: those of one comparison one after another.
+        samples: held-out samples that judge them.
+    """
+
+    trials: tuple[Trial, ...]
+    samples: int = 1000

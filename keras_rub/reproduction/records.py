@@ -87,48 +87,58 @@ def same(settings: Any, kept: Any) -> bool:
 
 
 class Archive:
-    """Records of many jobs in one file, sorted by name, a line each.
+    """Records of many jobs in a folder: a file a kind, a line a job.
 
-    The file is for version control: jobs that two people have done merge line
-    by line.
+    The kind is the first word of a job's name. The files are sorted by name and
+    made for version control: jobs that two people have done merge line by line.
 
     Args:
-        path: the file; it need not exist.
+        folder: the folder; it need not exist.
         lock: the file that stands for the right to write.
     """
 
-    def __init__(self, path: str | os.PathLike, lock: str | os.PathLike):
-        self.path = pathlib.Path(path)
+    def __init__(self, folder: str | os.PathLike, lock: str | os.PathLike):
+        self.folder = pathlib.Path(folder)
         self._lock = lock
-        self._records: dict[str, Record] | None = None
+        self._records: dict[str, dict[str, Record]] = {}  # of each kind
+
+    def path(self, name: str) -> pathlib.Path:
+        """The file that has the record of a job."""
+        return self.folder / f"{name.split('-')[0]}.jsonl"
 
     def get(self, name: str) -> Record | None:
-        """The record of a job; the file is read once between two `add`."""
-        if self._records is None:
-            self._records = self._read()
-        return self._records.get(name)
+        """The record of a job; a file is read once between two `add`."""
+        path = self.path(name)
+        if path.name not in self._records:
+            self._records[path.name] = _read(path)
+        return self._records[path.name].get(name)
 
     def add(self, records: Iterable[Record]) -> None:
         """Puts records in, in place of those of the same names."""
+        files: dict[pathlib.Path, list[Record]] = {}
+        for record in records:
+            files.setdefault(self.path(record["name"]), []).append(record)
         with locked(self._lock):
-            found = self._read()
-            found.update((record["name"], record) for record in records)
-            lines = [to_line(found[name]) for name in sorted(found)]
-            write_atomically(self.path, "".join(lines))
-        self._records = None  # as JSON has it, at the next look
+            for path, some in files.items():
+                found = _read(path)
+                found.update((record["name"], record) for record in some)
+                lines = [to_line(found[name]) for name in sorted(found)]
+                write_atomically(path, "".join(lines))
+        self._records.clear()  # as JSON has it, at the next look
 
-    def _read(self) -> dict[str, Record]:
-        found: dict[str, Record] = {}
-        if not self.path.exists():
-            return found
-        lines = self.path.read_bytes().splitlines()
-        for number, line in enumerate(lines, start=1):
-            where = f"{self.path}, line {number},"
-            record = from_line(line, where)
-            if record["name"] in found:
-                raise ValueError(
-                    f"{where} is the second one of {record['name']}. "
-                    "Delete one of them."
-                )
-            found[record["name"]] = record
+
+def _read(path: pathlib.Path) -> dict[str, Record]:
+    """The records of a file, by name; none if there is no file."""
+    found: dict[str, Record] = {}
+    if not path.exists():
         return found
+    for number, line in enumerate(path.read_bytes().splitlines(), start=1):
+        where = f"{path}, line {number},"
+        record = from_line(line, where)
+        if record["name"] in found:
+            raise ValueError(
+                f"{where} is the second one of {record['name']}. "
+                "Delete one of them."
+            )
+        found[record["name"]] = record
+    return found

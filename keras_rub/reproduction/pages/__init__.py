@@ -10,6 +10,7 @@ from keras_rub.reproduction.pages import (
     search,
     speed,
     summary,
+    trials,
 )
 
 __all__ = [
@@ -22,4 +23,5 @@ __all__ = [
     "search",
     "speed",
     "summary",
+    "trials",
 ]

@@ -123,6 +123,8 @@ def _differences(plan, cnn):
     others = f"RUB {words.rounds(part.rub)}"
     if part.coap is not None:
         others += f", COAP {words.rounds(part.coap)}"
+    if part.pgd is not None:
+        others += f", PGD {words.rounds(part.pgd)}"
     theirs = paper.IMAGES
     return [
         found + " Attacks are not held to the valid range.",

@@ -28,6 +28,7 @@ _MARKERS = dict(zip(COLOURS, "osD^vP*Xh", strict=True))
 _STATUS_COLOURS = {
     Status.REACHED: "#1f6f8b",
     Status.LEVEL: "#85c1e9",
+    Status.OTHER: "#a3c9a8",
     Status.BEYOND: "#c8c8c8",
     Status.UNSEEN: "#e0b050",
     Status.BEHIND: "#c0392b",

@@ -98,7 +98,12 @@ def _of_set(plan, title, rows, laptop) -> list[str]:
     if SCALED in kinds:
         parts += _scaled_part(plan, kinds[SCALED], kinds.get(NOISE, []))
     if START in kinds:
-        parts += noise.part(plan, kinds[START], kinds.get(SCALED, []))
+        parts += noise.part(
+            plan,
+            kinds[START],
+            kinds.get(SCALED, []),
+            kinds.get(CEILING, []),
+        )
     if TRAINED in kinds:
         parts += _trained_part(plan, kinds[TRAINED], laptop)
     if SEARCH in kinds:

@@ -8,6 +8,7 @@ from keras_rub import tables
 from keras_rub.reproduction.pages import figures, words
 from keras_rub.reproduction.pages.attacked import TITLES
 from keras_rub.reproduction.plans import ProtocolPlan
+from keras_rub.reproduction.rows.protocol import SAMPLING, is_beyond
 
 # From here on the noise of a random start moves pixels visibly, and starts of
 # different norms count as alike if they differ by less than the ratio.
@@ -49,10 +50,80 @@ def norm_gap(rows: list[dict[str, Any]]) -> float | None:
     return max(gaps, default=None)
 
 
+def untouched(
+    rows: list[dict[str, Any]], ceilings: list[dict[str, Any]]
+) -> dict[str, tuple[dict[str, Any], list[dict[str, Any]]]]:
+    """Rows of the paper that are as high where nobody can be as elsewhere.
+
+    Args:
+        rows: of `rows.protocol.starts`, of one data set.
+        ceilings: of `rows.protocol.ceilings`, of the same.
+
+    Returns:
+        From the defence to two things: its cell with the least noise of those
+        that are beyond any classifier, and its cells with less noise, of any
+        norm, whose figures are the same within `SAMPLING`.
+    """
+    limits = {
+        (row["norm"], row["rho"]): max(
+            value
+            for key, value in row.items()
+            if key.startswith("ceiling_") and value is not None
+        )
+        for row in ceilings
+    }
+    found = {}
+    for title, some in _by_defence(rows).items():
+        beyond = [
+            row
+            for row in some
+            if is_beyond(row["paper"], limits.get((row["norm"], row["rho"])))
+        ]
+        if not beyond:
+            continue
+        first = {**beyond[0]}
+        first["ceiling"] = limits[first["norm"], first["rho"]]
+        alike = [
+            row
+            for row in some
+            if row["start_noise"] < first["start_noise"]
+            and abs(row["paper"] - first["paper"]) <= SAMPLING
+        ]
+        if alike:
+            found[title] = first, alike
+    return found
+
+
+def _untouched_text(rows, ceilings) -> list[str]:
+    """What `untouched` found, in words."""
+    sentences = []
+    for title, (first, alike) in untouched(rows, ceilings).items():
+        cells = ", ".join(
+            f"L{row['norm']} {row['rho']:g} ({row['paper']:.2f})"
+            for row in alike
+        )
+        sentences.append(
+            f"{title} has {first['paper']:.2f} % at L{first['norm']} "
+            f"{first['rho']:g}, where no classifier can have more than "
+            f"{first['ceiling']:.2f} %, and the same within {SAMPLING:g} "
+            f"points at {cells}."
+        )
+    if not sentences:
+        return []
+    return [
+        "Some rows of the paper are as high where nobody can be as at smaller "
+        "radii: "
+        + " ".join(sentences)
+        + " What the attack did not find at the one it did not find at the "
+        "others."
+    ]
+
+
 def part(
     plan: ProtocolPlan,
     rows: list[dict[str, Any]],
     scaled: list[dict[str, Any]],
+    ceilings: list[dict[str, Any]],
 ) -> list[str]:
     """The paper's figures by the noise that its PGD begins with.
 
@@ -60,6 +131,7 @@ def part(
         plan: `ProtocolPlan`.
         rows: of `rows.protocol.starts`, of one data set.
         scaled: of `rows.protocol.scaled`, which are set beside them.
+        ceilings: of `rows.protocol.ceilings`.
 
     Returns:
         Paragraphs; none if no two norms have starts that are alike.
@@ -111,6 +183,7 @@ def part(
             if close
             else ""
         ),
+        *_untouched_text(rows, ceilings),
     ]  # fmt: skip
 
 

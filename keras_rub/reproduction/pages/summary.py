@@ -19,6 +19,7 @@ from keras_rub.reproduction.rows.summary import Status
 _HEADS = {
     Status.REACHED: "ours at least the paper's",
     Status.LEVEL: "level",
+    Status.OTHER: "reached by another network",
     Status.BEYOND: "paper's beyond any classifier",
     Status.UNSEEN: "paper's reached without defence",
     Status.BEHIND: "ours behind",
@@ -85,6 +86,12 @@ def _legend(rows):
             "Light blue: ours is below by no more than the choice of the "
             "images may make, two standard deviations of the difference and "
             f"at most {SAMPLING:g} points."
+        ),
+        Status.OTHER: (
+            "Green: this network is below the paper's figure, but another one "
+            "of ours is not. The paper takes, radius by radius, the better of "
+            "standardised inputs and pixels in [0, 1], where the same radius "
+            "is a larger change, and does not say which it took."
         ),
         Status.BEYOND: (
             "Grey: the paper's figure is beyond what any classifier can have "

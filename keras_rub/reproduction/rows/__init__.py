@@ -6,6 +6,7 @@ from keras_rub.reproduction.rows import (
     protocol,
     summary,
     tables,
+    trials,
 )
 
-__all__ = ["images", "losses", "protocol", "summary", "tables"]
+__all__ = ["images", "losses", "protocol", "summary", "tables", "trials"]

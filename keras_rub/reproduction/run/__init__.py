@@ -7,6 +7,15 @@ from keras_rub.reproduction.run import (
     protocol,
     speed,
     tables,
+    trials,
 )
 
-__all__ = ["images", "losses", "networks", "protocol", "speed", "tables"]
+__all__ = [
+    "images",
+    "losses",
+    "networks",
+    "protocol",
+    "speed",
+    "tables",
+    "trials",
+]

@@ -187,8 +187,9 @@ def certified_networks(plan: ImagePlan) -> list[Network]:
     """The RUB networks of a certified table, those of the first seed first."""
     first = rub_networks(plan)
     first += [
-        Network(plan.dataset, "unit", "RUB", plan.rub_recipe(rho))
-        for rho in plan.unit_certified
+        Network(plan.dataset, normalization, "RUB", plan.rub_recipe(rho))
+        for normalization, radii in plan.certified_only.items()
+        for rho in radii
     ]
     if plan.conv is not None:
         first += [
@@ -206,6 +207,7 @@ def certified_networks(plan: ImagePlan) -> list[Network]:
         )
         for seed in plan.seeds
         for network in first
+        if network.normalization == "standard" or seed == plan.seeds[0]
     ]
 
 
@@ -231,7 +233,8 @@ def _networks_of(plan, title, cnn) -> list[Network]:
     """Those of one defence: each normalisation, each training radius."""
     defense, norm = IMAGE_DEFENCES[title]
     part = plan.attack_of(cnn)
-    template = {"rub": part.rub, "coap": part.coap}.get(defense, part.recipe)
+    own = {"rub": part.rub, "coap": part.coap, "pgd": part.pgd}
+    template = own.get(defense) or part.recipe
     return [
         Network(
             plan.dataset,
