@@ -317,7 +317,7 @@ def test_adaptive_attack_beats_the_paper_clearly(norm, victim):
 
 
 @NORMS
-@pytest.mark.parametrize("loss", ["cross_entropy", "margin_ratio"])
+@pytest.mark.parametrize("loss", ["cross_entropy", "log_odds", "margin_ratio"])
 @pytest.mark.parametrize("kind", ["PGD", "AdaptivePGD"])
 def test_targeted(kind, loss, norm, victim):
     base, x, y = victim
@@ -354,6 +354,49 @@ def test_losses_win_where_they_are_positive(classes, rng):
             rtol=2e-3,
             atol=1e-4,
         )
+
+
+def test_log_odds_are_the_cross_entropy_without_its_rounding(rng):
+    from keras_rub.attacks import losses
+
+    logits = tf.Variable(rng.normal(size=(50, 4)), dtype=tf.float32)
+    labels = tf.constant(rng.integers(0, 4, 50), tf.int32)
+    for targets in (None, (labels + 1) % 4):
+        found, gradients = [], []
+        for loss in (losses.log_odds, losses.cross_entropy):
+            with tf.GradientTape() as tape:
+                found.append(loss(logits, labels, targets))
+            gradient = tape.gradient(found[-1], logits)
+            gradients.append(gradient / tf.norm(gradient, axis=1)[:, None])
+        # softplus of one, or minus softplus of minus one, is the other
+        odds, entropy = found
+        sign = 1.0 if targets is None else -1.0
+        np.testing.assert_allclose(
+            sign * tf.nn.softplus(sign * odds), entropy, rtol=1e-5, atol=1e-6
+        )
+        np.testing.assert_allclose(*gradients, atol=1e-5)
+    sure = tf.Variable([[30.0, 0.0, 1.0]])
+    for loss, flat in ((losses.cross_entropy, True), (losses.log_odds, False)):
+        with tf.GradientTape() as tape:
+            value = loss(sure, tf.constant([0]), None)
+        own = tape.gradient(value, sure)[0, 0]
+        assert (own == 0.0) == flat
+
+
+def test_confidence_hides_nothing_from_log_odds(victim):
+    """Larger logits, the same classes: PGD goes where it went."""
+    base, x, y = victim
+    large = keras.models.clone_model(base)
+    *others, kernel, bias = base.get_weights()
+    large.set_weights([*others, 1e4 * kernel, 1e4 * bias])
+
+    def left(model, loss):
+        attack = keras_rub.attacks.PGD(model, "inf", loss=loss)
+        return np.mean(attack.predict(attack(x, y, RADII["inf"])) == y)
+
+    plain = left(base, "log_odds")
+    assert left(large, "log_odds") <= plain + 0.05
+    assert left(large, "cross_entropy") > plain + 0.1
 
 
 def test_same_seed_same_points(victim):

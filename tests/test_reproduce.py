@@ -2,6 +2,7 @@
 
 import ast
 import dataclasses
+import json
 import pathlib
 import re
 import shutil
@@ -12,7 +13,6 @@ import threading
 import keras
 import numpy as np
 import pytest
-import tensorflow as tf
 
 import keras_rub
 from keras_rub import datasets, tables, training
@@ -438,6 +438,18 @@ def test_summary_takes_the_mean_of_seeds(tmp_path):
     assert [row["other"] for row in found] == [60.0, 60.0]
 
 
+def test_summary_says_what_it_took(tmp_path):
+    folder = tmp_path / "jobs" / "laptop"
+    folder.mkdir(parents=True)
+    record = {"name": "train-a", "settings": {}, "seconds": 1800, "result": {}}
+    lines = [json.dumps({**record, "name": n}) for n in ("train-a", "train-b")]
+    (folder / "train.jsonl").write_text("\n".join(lines) + "\n")
+    found = rows.summary.work(tmp_path)
+    assert found == [{"kind": "train", "jobs": 2, "hours": 1.0}]
+    page = pages.summary.summary({}, rows.summary.summary(RESULTS), [], found)
+    assert "| image networks trained | 2 | 1.0 |" in page.markdown("laptop")
+
+
 def test_validation_samples_choose():
     """The test samples, where it is the other way round, have no say."""
 
@@ -687,13 +699,6 @@ def test_verdict_on_the_search():
 
 def test_two_losses_of_one_direction():
     """Equal where nothing is rounded; only one of them is blind elsewhere."""
-    logits = tf.constant([[1.0, 2.0, 0.5], [0.0, -1.0, 3.0]])
-    labels = tf.constant([1, 0])
-    cross_entropy = tf.nn.sparse_softmax_cross_entropy_with_logits
-    odds = protocol.log_odds(labels, logits)
-    np.testing.assert_allclose(
-        tf.nn.softplus(odds), cross_entropy(labels, logits), rtol=1e-6
-    )
     nowhere = pathlib.Path("out")
     data = Context("smoke", None, nowhere, nowhere).load("digits", "standard")
     base = Recipe(defense="nominal", architecture="mlp1").build(data)
@@ -1057,7 +1062,10 @@ PAGES = {
         budgets.TRIALS["laptop"], found
     ),
     "summary": lambda text, found: pages.summary.summary(
-        budgets.IMAGES["laptop"], rows.summary.summary(RESULTS), NAMES
+        budgets.IMAGES["laptop"],
+        rows.summary.summary(RESULTS),
+        NAMES,
+        rows.summary.work(RESULTS),
     ),
 }
 

@@ -36,8 +36,9 @@ class Attack:
         perturbations: `PerturbationSet`, or `None`. The whole attacker.
             Defaults to `None`: that of a robust model, as it was trained;
             for any other model the Linf ball.
-        loss: `"cross_entropy"` or `"margin_ratio"`, what is raised. Defaults
-            to `"cross_entropy"`.
+        loss: `"cross_entropy"`, `"log_odds"` or `"margin_ratio"`, what is
+            raised. The log odds lead the same way as the cross entropy, and
+            go on where it is flat in float32. Defaults to `"cross_entropy"`.
         restarts: int. Runs, each on the samples that still stand. Defaults
             to `1`.
         input_range: pair `(low, high)`, or `None`. The valid inputs, which

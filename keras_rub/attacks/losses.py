@@ -28,6 +28,33 @@ def cross_entropy(
     return -entropy(targets, logits)
 
 
+def log_odds(
+    logits: tf.Tensor, labels: tf.Tensor, targets: tf.Tensor | None
+) -> tf.Tensor:
+    """Log odds of all other classes, or of the target.
+
+    They grow with the cross entropy and their gradient has its direction, so
+    that steps of a given length are the same. But in float32 the cross entropy
+    loses its gradient where a class has probability 1, from about 17 logits
+    ahead on; this doesn't.
+
+    Args:
+        logits: float32 tensor [batch, K].
+        labels: int tensor [batch].
+        targets: int tensor [batch], or `None` for any other class.
+
+    Returns:
+        Tensor [batch].
+    """
+    one = labels if targets is None else targets
+    is_one = tf.one_hot(one, logits.shape[-1], True, False, dtype=bool)
+    others = tf.reduce_logsumexp(
+        tf.where(is_one, logits.dtype.min, logits), axis=-1
+    )
+    odds = others - tf.gather(logits, one, batch_dims=1)
+    return odds if targets is None else -odds
+
+
 def margin_ratio(
     logits: tf.Tensor, labels: tf.Tensor, targets: tf.Tensor | None
 ) -> tf.Tensor:
@@ -89,5 +116,6 @@ def has_won(
 
 LOSSES: dict[str, Callable] = {
     "cross_entropy": cross_entropy,
+    "log_odds": log_odds,
     "margin_ratio": margin_ratio,
 }

@@ -204,7 +204,12 @@ def _summary(context: Context) -> Page | None:
     if not found:
         return None
     made = {path.stem for path in context.results.glob("*.md")}
-    return pages.summary.summary(budgets.IMAGES[context.budget], found, made)
+    return pages.summary.summary(
+        budgets.IMAGES[context.budget],
+        found,
+        made,
+        rows.summary.work(context.results),
+    )
 
 
 # In this order pages share jobs; the summary is made of the others.

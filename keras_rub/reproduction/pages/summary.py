@@ -38,6 +38,7 @@ def summary(
     plans: dict[str, ImagePlan],
     rows: list[dict[str, Any]],
     pages: Collection[str],
+    work: list[dict[str, Any]],
 ) -> Page:
     """Compares every table that has been made with the paper's.
 
@@ -45,6 +46,7 @@ def summary(
         plans: from the paper's name of an image set to its plan.
         rows: of `rows.summary.summary`.
         pages: names of all pages that exist.
+        work: of `rows.summary.work`.
     """
     by_table: dict[str, list[dict[str, Any]]] = {}
     for row in rows:
@@ -71,6 +73,7 @@ def summary(
             "level or behind. Tables that are not listed have not been run in "
             "this budget.",
             "Other pages: " + (", ".join(others) or "none yet") + ".",
+            *_work(work),
         ],
         differences=_differences(plans),
         rows=rows,
@@ -110,6 +113,47 @@ def _legend(rows):
     }
     found = {row["status"] for row in rows}
     return [" ".join(text for key, text in texts.items() if key in found)]
+
+
+_KINDS = {
+    "above": "UCI sets, losses under attack and their bounds",
+    "attack": "image networks attacked",
+    "ceiling": "ceilings",
+    "certify": "radii certified, in parts",
+    "inputs": "inputs described",
+    "judge": "networks of the paper's search on test images",
+    "large": "networks for large radii attacked",
+    "loss": "training curves",
+    "protocol": "networks of the paper's search, by rates",
+    "rounding": "networks attacked by two losses",
+    "scale": "networks with larger logits",
+    "speed": "sets timed",
+    "train": "image networks trained",
+    "trial": "recipes tried",
+    "uci": "UCI sets, all defences",
+}
+
+
+def _work(work):
+    """What the pages took, of the jobs whose results are kept."""
+    if not work:
+        return []
+    table = tables.to_markdown(
+        ["jobs", "number", "hours"],
+        [
+            [_KINDS.get(row["kind"], row["kind"]), row["jobs"], row["hours"]]
+            for row in work
+        ],
+    )
+    hours = sum(row["hours"] for row in work)
+    return [
+        "## What it took",
+        "Jobs whose results are kept beside the pages, each done by one "
+        f"thread: {hours:.0f} hours in all, on cores that mostly did other "
+        "work, too. Weights, batches and attacks take seed 0 where a page "
+        "names no other.",
+        table,
+    ]
 
 
 def _differences(plans):

@@ -10,6 +10,7 @@ from typing import Any
 
 from keras_rub.reproduction import paper
 from keras_rub.reproduction.plans import MASKED
+from keras_rub.reproduction.records import from_line
 from keras_rub.reproduction.rows.images import best_of
 from keras_rub.reproduction.rows.protocol import (
     CEILING,
@@ -199,6 +200,23 @@ def chance(theirs: float, ours: float, samples: int) -> float:
     share = (theirs + ours) / 200
     variance = share * (1 - share) * (1 / samples + 1 / paper.SAMPLES)
     return min(200 * math.sqrt(variance), SAMPLING)
+
+
+def work(results: pathlib.Path) -> list[dict[str, Any]]:
+    """Jobs and hours that the pages took, one row a kind of job.
+
+    Args:
+        results: folder of the pages, with the archive of their jobs.
+    """
+    found = []
+    for path in sorted(results.glob("jobs/*/*.jsonl")):
+        seconds = [
+            from_line(line, str(path))["seconds"]
+            for line in path.read_bytes().splitlines()
+        ]
+        hours = round(sum(seconds) / 3600, 1)
+        found.append({"kind": path.stem, "jobs": len(seconds), "hours": hours})
+    return found
 
 
 def read_rows(path: pathlib.Path) -> list[dict[str, str]]:

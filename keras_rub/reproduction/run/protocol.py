@@ -15,6 +15,7 @@ import tensorflow as tf
 import keras_rub
 from keras_rub import PerturbationSet, attacks, paper_radius, tracing
 from keras_rub.attacks import ascent
+from keras_rub.attacks.losses import LOSSES
 from keras_rub.datasets import Dataset
 from keras_rub.reproduction.compact import to_columns, to_rows
 from keras_rub.reproduction.context import Context
@@ -486,10 +487,8 @@ def pgd_by_both_losses(
         "clean": _mean(right),
         "certain": _mean(tf.boolean_mask(probabilities == 1.0, right)),
     }
-    for name, loss in (
-        ("cross_entropy", tf.nn.sparse_softmax_cross_entropy_with_logits),
-        ("log_odds", log_odds),
-    ):
+    for name in ("cross_entropy", "log_odds"):
+        loss = LOSSES[name]
         found[name] = {}
         for norm, values in radii.items():
             attack = _pgd(base, loss, x, y, norm)
@@ -501,14 +500,6 @@ def pgd_by_both_losses(
     return found
 
 
-def log_odds(labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
-    """Log odds [batch] of all other classes against the own one."""
-    own = tf.gather(logits, labels, batch_dims=1)
-    own_class = tf.one_hot(labels, logits.shape[-1], True, False, dtype=bool)
-    others = tf.where(own_class, logits.dtype.min, logits)
-    return tf.reduce_logsumexp(others, axis=-1) - own
-
-
 _FOOLBOX_STEPS = {2: (50, 0.025), "inf": (40, 0.01 / 0.3)}
 
 
@@ -518,7 +509,7 @@ def _pgd(base, loss, x, y, norm):
 
     def attack(rho):
         return ascent.ascend(
-            lambda points: loss(y, base(points)),
+            lambda points: loss(base(points), y, None),
             x,
             rho,
             PerturbationSet(norm),
