@@ -381,11 +381,13 @@ def test_the_network_of_a_radius():
     wanted = networks.rub_networks(budgets.IMAGES["laptop"]["fashion_mnist"])
     radii = [
         choose.network_for(wanted, rho).recipe.rho
-        for rho in (0.0, 0.28, 1.0, 2.8, 9.0, 28.0, 30.0)
+        for rho in (0.0, 0.28, 1.0, 2.8, 9.0, 28.0, 30.0, 300.0)
     ]
-    assert radii == [1.0, 1.0, 1.0, 2.8, 14.0, 28.0, 28.0]
+    assert radii == [1.0, 1.0, 1.0, 2.8, 14.0, 28.0, 280.0, 280.0]
     # Small radii have their own recipe.
-    assert {n.recipe.steps for n in wanted} == {10_000, 5000}
+    assert {(n.recipe.rho == 1.0, n.recipe.vertices) for n in wanted} == {
+        (True, 8), (False, 32),
+    }  # fmt: skip
 
 
 def test_networks_of_a_certified_table():
@@ -533,14 +535,17 @@ def test_a_trial_is_judged_by_held_out_samples(folder):
         ({"ours": 60.0}, "reached"),
         ({"ours": 60.0, "ceiling": 57.0}, "beyond any classifier"),
         ({"ceiling": 58.5}, "behind"),  # within sampling
-        ({"strong": 10.0, "masked": 60.0}, "reached without defence"),
+        ({"strong": 10.0, "masked": 60.0}, "unseen by the paper's attack"),
         ({"strong": 10.0, "masked": 59.9}, "behind"),
         # A strong attack confirms ours: the gap is a true one.
         ({"strong": 48.5, "masked": 90.0}, "behind"),
         ({"strong": 10.0}, "behind"),
         # Trained as the paper trains, without defence.
-        ({"plain": 58.0}, "reached without defence"),
+        ({"plain": 58.0}, "unseen by the paper's attack"),
         ({"plain": 57.9}, "behind"),
+        # The paper's row is as high where nobody can be.
+        ({"untouched": True}, "unseen by the paper's attack"),
+        ({"ours": 59.0, "untouched": True}, "level"),
         ({"plain": 90.0, "ceiling": 57.0}, "beyond any classifier"),
         # Two deviations of 1000 and 2560 images would be 3.6 points.
         ({"ours": 58.0}, "level"),
@@ -655,10 +660,11 @@ def test_figures_that_only_depend_on_noise():
     assert gap([*alike, cell("2", 1.0, 10.0)]) == 3.0
     assert gap([cell("2", 0.3, 66.0), cell("2", 0.3, 10.0)]) is None
     assert gap(alike[:1]) is None
-    by_noise = pages.noise.by_noise
-    assert (
-        by_noise([*alike, cell("1", 0.1, 90.0)]) == alike[::-1][:1] + alike[:2]
-    )
+    cells = [{**row, "defence": "RUB"} for row in alike]
+    low = {**cells[0], "start_noise": 0.1}
+    assert rows.protocol.noticeable([*cells, low]) == {
+        "RUB": [cells[2], cells[0], cells[1]]
+    }
 
 
 def test_rows_that_are_as_high_where_nobody_can_be():
@@ -676,7 +682,7 @@ def test_rows_that_are_as_high_where_nobody_can_be():
             cell("flat", "inf", 0.5, 0.29, 56.9),
             cell("flat", "inf", 0.3, 0.17, 80.0)]  # fmt: skip
     true = [cell("true", "2", 28.0, 1.0, 20.0), cell("true", "2", 8.0, 0.3, 20)]
-    found = pages.noise.untouched(flat + true, limits)
+    found = rows.protocol.untouched(flat + true, limits)
     assert list(found) == ["flat"]
     first, alike = found["flat"]
     assert (first["rho"], first["ceiling"]) == (28.0, 20.0)

@@ -195,8 +195,14 @@ IMAGES = {
             cnn_attacks=("foolbox-fgm", "foolbox-pgd", "apgd-ce"),
         ),
         fashion_mnist={
-            "rub_radii": (1.0, 2.8, 8.4, 14.0, 28.0),
-            "tried": "Nothing but the recipe below was tried.",
+            "normalizations": ("standard",),
+            "rub": dataclasses.replace(_RUB, steps=10_000),
+            "rub_radii": (1.0, 2.8, 8.4, 14.0, 28.0, 280.0),
+            "other": Recipe(steps=5000),
+            "coap": Recipe(steps=5000, batch_size=4),
+            "numbers": _FIVE,
+            "attacked": 1000,
+            "attacks": _RATIO,
         },
         mnist={
             "normalizations": ("standard",),

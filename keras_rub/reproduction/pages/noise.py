@@ -8,26 +8,15 @@ from keras_rub import tables
 from keras_rub.reproduction.pages import figures, words
 from keras_rub.reproduction.pages.attacked import TITLES
 from keras_rub.reproduction.plans import ProtocolPlan
-from keras_rub.reproduction.rows.protocol import SAMPLING, is_beyond
+from keras_rub.reproduction.rows.protocol import (
+    SAMPLING,
+    noticeable,
+    untouched,
+)
 
-# From here on the noise of a random start moves pixels visibly, and starts of
-# different norms count as alike if they differ by less than the ratio.
-_NOTICEABLE = 0.15
+# Starts of different norms count as alike if their ratio is below this.
 _ALIKE = 1.25
 _CLOSE = 3.0  # percentage points between such starts
-
-
-def by_noise(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The cells of one defence where a random start is noticeable.
-
-    Args:
-        rows: of `rows.protocol.starts`, of one defence.
-
-    Returns:
-        The rows, by growing noise.
-    """
-    some = [row for row in rows if row["start_noise"] >= _NOTICEABLE]
-    return sorted(some, key=lambda row: row["start_noise"])
 
 
 def norm_gap(rows: list[dict[str, Any]]) -> float | None:
@@ -48,50 +37,6 @@ def norm_gap(rows: list[dict[str, Any]]) -> float | None:
         and 1 <= other["start_noise"] / one["start_noise"] < _ALIKE
     ]
     return max(gaps, default=None)
-
-
-def untouched(
-    rows: list[dict[str, Any]], ceilings: list[dict[str, Any]]
-) -> dict[str, tuple[dict[str, Any], list[dict[str, Any]]]]:
-    """Rows of the paper that are as high where nobody can be as elsewhere.
-
-    Args:
-        rows: of `rows.protocol.starts`, of one data set.
-        ceilings: of `rows.protocol.ceilings`, of the same.
-
-    Returns:
-        From the defence to two things: its cell with the least noise of those
-        that are beyond any classifier, and its cells with less noise, of any
-        norm, whose figures are the same within `SAMPLING`.
-    """
-    limits = {
-        (row["norm"], row["rho"]): max(
-            value
-            for key, value in row.items()
-            if key.startswith("ceiling_") and value is not None
-        )
-        for row in ceilings
-    }
-    found = {}
-    for title, some in _by_defence(rows).items():
-        beyond = [
-            row
-            for row in some
-            if is_beyond(row["paper"], limits.get((row["norm"], row["rho"])))
-        ]
-        if not beyond:
-            continue
-        first = {**beyond[0]}
-        first["ceiling"] = limits[first["norm"], first["rho"]]
-        alike = [
-            row
-            for row in some
-            if row["start_noise"] < first["start_noise"]
-            and abs(row["paper"] - first["paper"]) <= SAMPLING
-        ]
-        if alike:
-            found[title] = first, alike
-    return found
 
 
 def _untouched_text(rows, ceilings) -> list[str]:
@@ -136,7 +81,7 @@ def part(
     Returns:
         Paragraphs; none if no two norms have starts that are alike.
     """
-    lines = _by_defence(rows)
+    lines = noticeable(rows)
     gaps = {
         title: gap
         for title, some in lines.items()
@@ -187,13 +132,6 @@ def part(
     ]  # fmt: skip
 
 
-def _by_defence(starts) -> dict[str, list[dict[str, Any]]]:
-    return {
-        title: by_noise([row for row in starts if row["defence"] == title])
-        for title in dict.fromkeys(row["defence"] for row in starts)
-    }
-
-
 def _scaled_by_noise(plan, scaled, noise) -> dict[str, list[dict[str, Any]]]:
     """Our networks with and without gradients, as rows of `norm_gap`."""
     titles = list(dict.fromkeys(row["defence"] for row in scaled))
@@ -224,7 +162,7 @@ def panels(name: str, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         name: of the data set.
         rows: of `rows.protocol.starts`.
     """
-    lines = _by_defence(rows)
+    lines = noticeable(rows)
     if all(norm_gap(some) is None for some in lines.values()):
         return []
     cells = next(iter(lines.values()))

@@ -21,7 +21,7 @@ _HEADS = {
     Status.LEVEL: "level",
     Status.OTHER: "reached by another network",
     Status.BEYOND: "paper's beyond any classifier",
-    Status.UNSEEN: "paper's reached without defence",
+    Status.UNSEEN: "unseen by the paper's attack",
     Status.BEHIND: "ours behind",
 }
 _OTHERS = {
@@ -101,12 +101,14 @@ def _legend(rows):
             "([large radii](large_radii.md))."
         ),
         Status.UNSEEN: (
-            "Yellow: ours is below the paper's figure, but that says little. "
-            "Either a network without any defence, trained as the paper "
-            f"trains, has the figure too, within {SAMPLING:g} points "
-            "([large radii](large_radii.md)); or stronger attacks take more "
-            f"than {SAMPLING:g} points off ours, and a network without any "
-            "defence has the figure once its logits are multiplied by "
+            "Yellow: ours is below the paper's figure, but that says little, "
+            "for one of three reasons. A network without any defence, trained "
+            f"as the paper trains, has the figure too, within {SAMPLING:g} "
+            "points ([large radii](large_radii.md)). Or the paper's own row "
+            "has the same figure at a radius where no classifier can have it "
+            "(the same page). Or stronger attacks take more than "
+            f"{SAMPLING:g} points off ours, and a network without any defence "
+            "has the figure once its logits are multiplied by "
             f"{MASKED_FACTOR} (a row of the table's page)."
         ),
         Status.BEHIND: "Red: ours is below the paper's.",

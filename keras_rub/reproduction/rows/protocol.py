@@ -22,6 +22,9 @@ CEILING, START, SEARCH, FULL, ROUNDED, SCALED, NOISE, TRAINED = (
 # where nothing else does: two deviations of a share of 2000 or more.
 SAMPLING = 2.0  # percentage points
 
+# From here on the noise of a random start moves pixels visibly.
+_NOTICEABLE = 0.15
+
 
 def is_beyond(percent: float | None, ceiling: float | None) -> bool:
     """Whether no classifier can have this accuracy."""
@@ -118,6 +121,68 @@ def starts(dataset: str, features: int) -> list[dict[str, Any]]:
         for rho, percent in line.items()
         if rho
     ]
+
+
+def noticeable(rows: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+    """The cells of each defence where a random start is noticeable.
+
+    Args:
+        rows: of `starts`, of one data set.
+
+    Returns:
+        From the defence to its rows, by growing noise.
+    """
+    found: dict[str, list[dict[str, Any]]] = {}
+    for row in sorted(rows, key=lambda row: row["start_noise"]):
+        some = found.setdefault(row["defence"], [])
+        if row["start_noise"] >= _NOTICEABLE:
+            some.append(row)
+    # In the order of the paper.
+    return {row["defence"]: found[row["defence"]] for row in rows}
+
+
+def untouched(
+    rows: list[dict[str, Any]], ceilings: list[dict[str, Any]]
+) -> dict[str, tuple[dict[str, Any], list[dict[str, Any]]]]:
+    """Rows of the paper that are as high where nobody can be as elsewhere.
+
+    Args:
+        rows: of `starts`, of one data set.
+        ceilings: of `ceilings`, of the same.
+
+    Returns:
+        From the defence to two things: its cell with the least noise of those
+        that are beyond any classifier, and its cells with less noise, of any
+        norm, whose figures are the same within `SAMPLING`.
+    """
+    limits = {
+        (row["norm"], row["rho"]): max(
+            value
+            for key, value in row.items()
+            if key.startswith("ceiling_") and value is not None
+        )
+        for row in ceilings
+    }
+    found = {}
+    for title, some in noticeable(rows).items():
+        beyond = [
+            row
+            for row in some
+            if is_beyond(row["paper"], limits.get((row["norm"], row["rho"])))
+        ]
+        if not beyond:
+            continue
+        first = {**beyond[0]}
+        first["ceiling"] = limits[first["norm"], first["rho"]]
+        alike = [
+            row
+            for row in some
+            if row["start_noise"] < first["start_noise"]
+            and abs(row["paper"] - first["paper"]) <= SAMPLING
+        ]
+        if alike:
+            found[title] = first, alike
+    return found
 
 
 def search(

@@ -16,7 +16,9 @@ from keras_rub.reproduction.rows.protocol import (
     CEILING,
     FULL,
     SAMPLING,
+    START,
     is_beyond,
+    untouched,
 )
 
 # From the names of tables to those of data sets.
@@ -41,14 +43,27 @@ def summary(results: pathlib.Path) -> list[dict[str, Any]]:
     ]
 
 
-def _large_radii(results) -> dict[tuple[str, str, float], dict[str, float]]:
+def _large_radii(results) -> dict[tuple[str, str, float], dict[str, Any]]:
     """What the page on large radii knows of a data set, norm and radius.
 
     `ceiling` is what no classifier can exceed, `plain` what a network without
-    defence has under the paper's attacks if it is trained as the paper does.
+    defence has under the paper's attacks if it is trained as the paper does,
+    and `untouched` the defences of the paper whose figure is the same where
+    nobody can have it.
     """
-    found: dict[tuple[str, str, float], dict[str, float]] = {}
-    for row in read_rows(results / "large_radii.csv"):
+    found: dict[tuple[str, str, float], dict[str, Any]] = {}
+    rows = read_rows(results / "large_radii.csv")
+    for name in dict.fromkeys(row["dataset"] for row in rows):
+        some = [_numbers(row) for row in rows if row["dataset"] == name]
+        for title, (_, alike) in untouched(
+            [row for row in some if row["kind"] == START],
+            [row for row in some if row["kind"] == CEILING],
+        ).items():
+            for row in alike:
+                place = (name, row["norm"], row["rho"])
+                facts = found.setdefault(place, {})
+                facts.setdefault("untouched", set()).add(title)
+    for row in rows:
         place = (row["dataset"], row["norm"], float(row["rho"]))
         facts = found.setdefault(place, {})
         if row["kind"] == CEILING:
@@ -61,6 +76,19 @@ def _large_radii(results) -> dict[tuple[str, str, float], dict[str, float]]:
             plain = float(row["ours"])
             facts["plain"] = max(plain, facts.get("plain", plain))
     return found
+
+
+def _numbers(row: dict[str, str]) -> dict[str, Any]:
+    """A row with its figures as numbers."""
+    words = ("kind", "dataset", "norm", "defence")
+    return {
+        key: value if key in words else float(value)
+        for key, value in row.items()
+        if key in words
+        or key in ("rho", "paper", "start_noise")
+        or key.startswith("ceiling_")
+        if value
+    }
 
 
 def _certified(results, table):
@@ -94,13 +122,15 @@ def _attacked(results, table, dataset, known):
         cells.setdefault((row["norm"], row["rho"]), []).append(row)
     found = []
     for (norm, rho), rows in cells.items():
-        theirs = [float(row["paper"]) for row in rows if row["paper"]]
+        theirs = {r["defence"]: float(r["paper"]) for r in rows if r["paper"]}
         if not theirs:
             continue
         masked = [float(r["ours"]) for r in rows if r["defence"] == MASKED]
         facts = dict(known.get((dataset, norm, float(rho)), {}))
-        if "cnn" in table:  # the networks without defence are perceptrons
+        untouched_rows = facts.pop("untouched", ())
+        if "cnn" in table:  # these facts are of perceptrons
             facts.pop("plain", None)
+            untouched_rows = ()
         best = max(
             (row for row in rows if row["defence"] != MASKED),
             key=lambda row: float(row["ours"]),
@@ -109,11 +139,12 @@ def _attacked(results, table, dataset, known):
             _row(
                 f"{table}, L{norm}",
                 rho,
-                max(theirs),
+                max(theirs.values()),
                 float(best["ours"]),
                 strong=float(best["ours_strong"]),
                 samples=int(best["samples"]),
                 masked=max(masked, default=None),
+                untouched=max(theirs, key=theirs.__getitem__) in untouched_rows,
                 **facts,
             )
         )
@@ -121,7 +152,7 @@ def _attacked(results, table, dataset, known):
 
 
 def _row(table, rho, theirs, ours, **more):
-    others = ("strong", "ceiling", "masked", "plain", "other")
+    others = ("strong", "ceiling", "masked", "plain", "other", "untouched")
     return {
         "table": table,
         "rho": float(rho),
@@ -140,7 +171,7 @@ class Status(enum.StrEnum):
     LEVEL = "level"
     OTHER = "reached by another network"
     BEYOND = "beyond any classifier"
-    UNSEEN = "reached without defence"
+    UNSEEN = "unseen by the paper's attack"
     BEHIND = "behind"
 
 
@@ -153,6 +184,7 @@ def status(
     masked: float | None = None,
     plain: float | None = None,
     other: float | None = None,
+    untouched: bool = False,
 ) -> Status:
     """What a cell of the summary says.
 
@@ -168,6 +200,8 @@ def status(
             it is trained as the paper trains.
         other: our best at this radius with any inputs or network; the paper
             takes the better of two inputs.
+        untouched: whether the paper's row has the same figure at a radius
+            where no classifier can have it.
     """
     if is_beyond(theirs, ceiling):
         return Status.BEYOND
@@ -177,7 +211,7 @@ def status(
         return Status.LEVEL
     if other is not None and other >= theirs:
         return Status.OTHER
-    if plain is not None and plain >= theirs - SAMPLING:
+    if untouched or (plain is not None and plain >= theirs - SAMPLING):
         return Status.UNSEEN
     if strong is None or masked is None:
         return Status.BEHIND
