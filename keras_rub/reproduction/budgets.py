@@ -114,6 +114,7 @@ _FIVE = (0.01, 0.1, 0.3, 1.0, 10.0)
 # The paper's, and the one of ours that missing gradients do not mislead.
 _RATIO = ("foolbox-fgm", "foolbox-pgd", "apgd-ratio")
 _AUGMENTED: dict[str, Any] = {"flip": True, "shift": 2}
+_CNN = Recipe(steps=3000, batch_size=32, architecture="cnn")
 
 
 def _image_plans(
@@ -203,6 +204,12 @@ IMAGES = {
             "numbers": _FIVE,
             "attacked": 1000,
             "attacks": _RATIO,
+            "tried": "Tried on held-out images: [trials](trials.md).",
+            "cnn": _CNN,
+            "cnn_rub": dataclasses.replace(_CNN, steps=400, vertices=8),
+            "cnn_pgd": dataclasses.replace(_CNN, steps=1500, attack_steps=5),
+            "cnn_attacked": 200,
+            "cnn_attacks": _RATIO,
         },
         mnist={
             "normalizations": ("standard",),
