@@ -128,48 +128,47 @@ def rows(index: Index) -> list[dict[str, Any]]:
     return found
 
 
+def _part(index: Index, dataset: str, found: list[dict[str, Any]]) -> str:
+    """The table of one data set, of its rows, with what they are about."""
+    names = dict.fromkeys(row["method"] for row in found if row["ours"])
+    units = dict.fromkeys(index[name]["units"] for name in names)
+    samples = dict.fromkeys(
+        f"{index[name]['samples']} certified, "
+        f"{index[name]['attack_samples']} attacked"
+        for name in names
+    )
+    lines = [
+        [
+            f"{row['rho']:g}",
+            f"`{row['method']}`" if row["ours"] else row["method"],
+            row["kind"],
+            *(
+                "" if row[key] is None else f"{row[key]:.2f}"
+                for key in ("clean", "attacked", "certified")
+            ),
+            ", ".join(f"{value:.2f}" for value in row["again"]),
+        ]
+        for row in found
+    ]
+    table = tables.to_markdown(
+        ["rho", "network", "kind", "clean", "attacked", "certified",
+         "other seeds"],
+        lines,
+    )  # fmt: skip
+    return (
+        f"## {_TITLES.get(dataset, dataset)}\n\n"
+        f"Radii in {'; '.join(units)}. Test samples of ours: "
+        f"{'; '.join(samples)}.\n\n{table}"
+    )
+
+
 def page(index: Index) -> str:
     """The leaderboard, in Markdown."""
     found = rows(index)
-    parts = []
-    for dataset in dict.fromkeys(row["data"] for row in found):
-        some = [row for row in found if row["data"] == dataset]
-        names = dict.fromkeys(row["method"] for row in some if row["ours"])
-        units = dict.fromkeys(index[name]["units"] for name in names)
-        samples = dict.fromkeys(
-            f"{index[name]['samples']} certified, "
-            f"{index[name]['attack_samples']} attacked"
-            for name in names
-        )
-        parts.append(
-            f"## {_TITLES.get(dataset, dataset)}\n\n"
-            f"Radii in {'; '.join(units)}. Test samples of ours: "
-            f"{'; '.join(samples)}.\n\n"
-            + tables.to_markdown(
-                [
-                    "rho",
-                    "network",
-                    "kind",
-                    "clean",
-                    "attacked",
-                    "certified",
-                    "other seeds",
-                ],
-                [
-                    [
-                        f"{row['rho']:g}",
-                        f"`{row['method']}`" if row["ours"] else row["method"],
-                        row["kind"],
-                        *(
-                            "" if row[key] is None else f"{row[key]:.2f}"
-                            for key in ("clean", "attacked", "certified")
-                        ),
-                        ", ".join(f"{value:.2f}" for value in row["again"]),
-                    ]
-                    for row in some
-                ],  # fmt: skip
-            )
-        )
+    parts = [
+        _part(index, dataset, [row for row in found if row["data"] == dataset])
+        for dataset in dict.fromkeys(row["data"] for row in found)
+    ]
     sources = {row["method"]: row["source"] for row in published()}
     body = "\n\n".join(parts)
     return f"""# L1 leaderboard
