@@ -427,6 +427,16 @@ PROTOCOLS = {
                 numbers=(1e-4, 1e-3, 0.01, 0.1),
                 batch_sizes=_PAPERS_BATCHES[:1],
             ),
+            # Most of their neurons are dead: no noise matters to the rest.
+            dataclasses.replace(
+                _NO_DEFENCE,
+                datasets=("fashion_mnist",),
+                defences=("RUB",),
+                rates=(0.1,),
+                numbers=(1e-4,),
+                steps=1000,
+                seeds=(0, 1, 2, 3),
+            ),
         ),
         radii=_LARGE,
         steps=1000,
