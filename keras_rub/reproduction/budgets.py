@@ -220,6 +220,10 @@ IMAGES = {
             "numbers": _FIVE,
             "attacked": 1000,
             "attacks": _RATIO,
+            "cnn": dataclasses.replace(_CNN, steps=1500),
+            "cnn_rub": dataclasses.replace(_CNN, steps=200, vertices=8),
+            "cnn_pgd": dataclasses.replace(_CNN, steps=800, attack_steps=5),
+            "cnn_attacks": _RATIO,
             "tried": (
                 "What was tried for pixels in [0, 1] and radius 2.8: learning "
                 "rates of 1e-3, 3e-3 and 5e-3, no decay of the weights, "
