@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from keras_rub import tables
+from keras_rub.reproduction import paper
 from keras_rub.reproduction.pages import figures, words
 from keras_rub.reproduction.pages.attacked import TITLES
 from keras_rub.reproduction.pages.page import Page
@@ -40,8 +41,9 @@ def trials(plan: TrialPlan, rows: list[dict[str, Any]]) -> Page:
         units=["as named; standard: images standardised one by one."],
         body=body,
         differences=[
-            "The paper tries 7 learning rates, 11 radii and both kinds of "
-            "inputs, and chooses in each cell of a table."
+            f"The paper tries {len(paper.RATES)} learning rates, "
+            f"{len(paper.NUMBERS)} radii and both kinds of inputs, and chooses "
+            "in each cell of a table."
         ],
         rows=rows,
         figure=figures.bars(
