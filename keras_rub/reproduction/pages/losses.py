@@ -140,7 +140,7 @@ def tab_upper_bound(
             *spread(rows),
         ],
         differences=[
-            f"{sets} sets instead of {paper.SETS}; learning rates "
+            f"{sets} of {paper.SETS} sets; learning rates "
             f"{words.numbers(plan.rates)}; training "
             f"radii {words.numbers(plan.training_numbers)}; {plan.steps} steps "
             f"of {plan.batch_size} instead of "
