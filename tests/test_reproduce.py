@@ -1,6 +1,7 @@
 """`keras-rub reproduce` in its smallest budget, on embedded data."""
 
 import ast
+import csv
 import dataclasses
 import json
 import pathlib
@@ -561,6 +562,61 @@ def test_a_trial_is_judged_by_held_out_samples(folder):
 def test_status_of_a_cell(figures, expected):
     figures = {"theirs": 60.0, "ours": 50.0, "samples": 1000, **figures}
     assert rows.summary.status(**figures) == expected
+
+
+def test_summary_takes_facts_from_the_page_on_large_radii(tmp_path):
+    """Of perceptrons: those on CNNs know the ceilings alone."""
+
+    def write(name, found):
+        keys = dict.fromkeys(key for row in found for key in row)
+        with open(tmp_path / f"{name}.csv", "w", newline="") as file:
+            writer = csv.DictWriter(file, keys)
+            writer.writeheader()
+            writer.writerows(found)
+
+    def fact(kind, rho, **more):
+        return {"dataset": "mnist", "kind": kind, "norm": 2, "rho": rho, **more}
+
+    limits = {28.0: 20.0, 56.0: 11.0}
+    write(
+        "large_radii",
+        [
+            fact("trained", 2.8, ours=93.5, defence="PGD-L2"),
+            fact("full", 8.4, ours=65.0, defence="Nominal"),
+            *(
+                fact("ceiling", rho, ceiling_standard=most, ceiling_unit=1.0)
+                for rho, most in limits.items()
+            ),
+            *(
+                fact("start", rho, paper=60.0, defence="RUB", start_noise=noise)
+                for rho, noise in ((14.0, 0.5), (28.0, 1.0))
+            ),
+        ],
+    )
+    theirs = {2.8: 93.0, 8.4: 66.0, 14.0: 60.0, 28.0: 60.0, 56.0: 12.0}
+    table = [
+        {"norm": 2, "defence": "RUB", "rho": rho, "paper": percent,
+         "ours": 5.0, "ours_strong": 5.0, "samples": 1000}
+        for rho, percent in theirs.items()
+    ]  # fmt: skip
+    write("tab_mnist", table)
+    write("tab_cnn_mnist", table)
+    found = rows.summary.summary(tmp_path)
+    by_table = {}
+    for row in found:
+        by_table.setdefault(row["table"], []).append(row["status"])
+    assert by_table == {
+        "tab_mnist, L2": [
+            "reached by another network",
+            "unseen by the paper's attack",  # by a network without defence
+            "unseen by the paper's attack",  # as high where nobody can be
+            "beyond any classifier",
+            "behind",
+        ],
+        "tab_cnn_mnist, L2": [
+            "behind", "behind", "behind", "beyond any classifier", "behind",
+        ],
+    }  # fmt: skip
 
 
 @pytest.mark.eager

@@ -8,7 +8,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from keras_rub import tables
+from keras_rub import tables, training
 
 _PUBLISHED = pathlib.Path(__file__).parent / "published_l1.csv"
 _TITLES = {
@@ -62,15 +62,15 @@ def chosen(index: Index) -> dict[str, dict[float, str]]:
 
 def _order(entry: dict[str, Any], name: str) -> tuple[float, int, str]:
     """Small radii first, then the first seed."""
-    training = entry["training"]
-    return training["rho"], training["seed"], name
+    recipe = entry["training"]
+    return recipe["rho"], recipe["seed"], name
 
 
 def _again(index: Index, name: str, rho: float) -> list[float]:
     """Certified percents of the same recipe with other seeds."""
 
     def recipe(entry):
-        return {k: v for k, v in entry["training"].items() if k != "seed"}
+        return {**training.ADDED, **entry["training"], "seed": 0}
 
     entry = index[name]
     return [

@@ -17,6 +17,7 @@ from keras_rub.reproduction.rows.protocol import (
     FULL,
     SAMPLING,
     START,
+    TRAINED,
     is_beyond,
     untouched,
 )
@@ -48,8 +49,9 @@ def _large_radii(results) -> dict[tuple[str, str, float], dict[str, Any]]:
 
     `ceiling` is what no classifier can exceed, `plain` what a network without
     defence has under the paper's attacks if it is trained as the paper does,
-    and `untouched` the defences of the paper whose figure is the same where
-    nobody can have it.
+    `other` what one of ours has that was trained for such radii, and
+    `untouched` the defences of the paper whose figure is the same where nobody
+    can have it.
     """
     found: dict[tuple[str, str, float], dict[str, Any]] = {}
     rows = read_rows(results / "large_radii.csv")
@@ -75,6 +77,8 @@ def _large_radii(results) -> dict[tuple[str, str, float], dict[str, Any]]:
         elif row["kind"] == FULL and row["defence"] == "Nominal":
             plain = float(row["ours"])
             facts["plain"] = max(plain, facts.get("plain", plain))
+        elif row["kind"] == TRAINED:
+            facts["other"] = float(row["ours"])
     return found
 
 
@@ -129,7 +133,7 @@ def _attacked(results, table, dataset, known):
         facts = dict(known.get((dataset, norm, float(rho)), {}))
         untouched_rows = facts.pop("untouched", ())
         if "cnn" in table:  # these facts are of perceptrons
-            facts.pop("plain", None)
+            facts = {k: v for k, v in facts.items() if k == "ceiling"}
             untouched_rows = ()
         best = max(
             (row for row in rows if row["defence"] != MASKED),
@@ -198,8 +202,8 @@ def status(
             its logits are so large that the attack sees no gradient.
         plain: what a network without defence gets under the same attack if
             it is trained as the paper trains.
-        other: our best at this radius with any inputs or network; the paper
-            takes the better of two inputs.
+        other: our best at this radius with other inputs, another network or
+            a training for that radius.
         untouched: whether the paper's row has the same figure at a radius
             where no classifier can have it.
     """
