@@ -115,6 +115,11 @@ _FIVE = (0.01, 0.1, 0.3, 1.0, 10.0)
 _RATIO = ("foolbox-fgm", "foolbox-pgd", "apgd-ratio")
 _AUGMENTED: dict[str, Any] = {"flip": True, "shift": 2}
 _CNN = Recipe(steps=3000, batch_size=32, architecture="cnn")
+_MIRRORED_CNN = dataclasses.replace(_CNN, steps=4000, batch_size=64, flip=True)
+
+_CONV = dataclasses.replace(
+    _RUB, architecture="small_cnn", learning_rate=2e-3, weight_decay=0.0
+)
 
 
 def _image_plans(
@@ -205,6 +210,9 @@ IMAGES = {
             "attacked": 1000,
             "attacks": _RATIO,
             "tried": "Tried on held-out images: [trials](trials.md).",
+            "seeds": (0, 1),
+            "conv": dataclasses.replace(_CONV, flip=True),
+            "conv_radii": (1.0, 8.4, 28.0),
             "cnn": _CNN,
             "cnn_rub": dataclasses.replace(_CNN, steps=400, vertices=8),
             "cnn_pgd": dataclasses.replace(_CNN, steps=1500, attack_steps=5),
@@ -215,6 +223,8 @@ IMAGES = {
             "normalizations": ("standard",),
             "rub_radii": (2.8, 8.4, 28.0, 84.0, 280.0),
             "unit_radii": (2.8,),
+            "certified_only": {"standard": (14.0,), "unit": (8.4, 14.0, 28.0)},
+            "seeds": (0, 1),
             "other": Recipe(steps=5000),
             "coap": Recipe(steps=5000, batch_size=4),
             "numbers": _FIVE,
@@ -228,8 +238,9 @@ IMAGES = {
                 "What was tried for pixels in [0, 1] and radius 2.8: learning "
                 "rates of 1e-3, 3e-3 and 5e-3, no decay of the weights, "
                 "training within the valid range, and images shifted by a "
-                "pixel. None was better than the recipe below. Larger radii, "
-                "more steps and wider networks were not tried."
+                "pixel. None was better than the recipe below, which trained "
+                "the networks of the larger radii, too. More steps and wider "
+                "networks were not tried."
             ),
         },
         cifar10={
@@ -237,11 +248,22 @@ IMAGES = {
             "rub": dataclasses.replace(_RUB, **_AUGMENTED),
             "rub_small": dataclasses.replace(_RUB, vertices=8, **_AUGMENTED),
             "rub_radii": _COLOUR,
+            "conv": dataclasses.replace(_CONV, **_AUGMENTED),
+            "conv_radii": (0.55, 5.54, 27.71),
             "other": Recipe(steps=5000, **_AUGMENTED),
             "coap": Recipe(steps=5000, batch_size=4, **_AUGMENTED),
             "numbers": (0.01, 0.1, 0.3),
             "attacked": 400,
             "attacks": _RATIO,
+            "cnn": _MIRRORED_CNN,
+            "cnn_rub": dataclasses.replace(
+                _MIRRORED_CNN, steps=400, batch_size=32, vertices=8
+            ),
+            "cnn_pgd": dataclasses.replace(
+                _MIRRORED_CNN, steps=1500, attack_steps=5
+            ),
+            "cnn_attacked": 200,
+            "cnn_attacks": _RATIO,
         },
     ),
     "full": _image_plans(
@@ -449,7 +471,7 @@ PROTOCOLS = {
         scaled=(("PGD-Linf", 0.3), ("Nominal", 0.0)),
         trained=(
             *(_pgd("inf", rho, steps=8000) for rho in (0.4, 0.7)),
-            _pgd(2, 8.4, steps=8000),
+            *(_pgd(2, rho, steps=8000) for rho in (2.8, 4.0, 8.4)),
         ),
     ),
     "full": ProtocolPlan(

@@ -29,9 +29,8 @@ _INPUTS = {
 }
 
 _SECOND_LOOK = (
-    " These recipes were settled after shorter trainings for Linf 0.3, 0.5 and "
-    "1 had been seen on the same test images: this table had a second look at "
-    "them."
+    " These recipes were settled after shorter trainings had been seen on the "
+    "same test images: this table is not a first look at them."
 )
 
 
@@ -216,7 +215,8 @@ def _trained_part(plan, rows, laptop) -> list[str]:
         "Where a radius leaves room for robustness, adversarial training for "
         f"that radius finds it. Steps: {words.rounds(recipe)}, "
         f"{recipe.attack_steps} of the attack; inputs standardised. "
-        f"{words.ramped(recipe)} A radius takes the network that any of "
+        f"{' '.join([words.ramped(recipe), *words.augmented(recipe)])} A "
+        "radius takes the network that any of "
         f"{', '.join(plan.validation_attacks)} breaks least on "
         f"{plan.validation} held-out images."
         + (_SECOND_LOOK if laptop else ""),

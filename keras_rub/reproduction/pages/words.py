@@ -48,7 +48,8 @@ def augmented(recipe: Recipe) -> list[str]:
     """A sentence on what is done to training images, if anything."""
     found = []
     if recipe.shift:
-        found.append(f"moved by up to {recipe.shift} pixels")
+        pixels = "a pixel" if recipe.shift == 1 else f"{recipe.shift} pixels"
+        found.append(f"moved by up to {pixels}")
     if recipe.flip:
         found.append("mirrored")
     if not found:

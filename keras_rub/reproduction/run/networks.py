@@ -185,30 +185,31 @@ def rub_networks(plan: ImagePlan) -> list[Network]:
 
 def certified_networks(plan: ImagePlan) -> list[Network]:
     """The RUB networks of a certified table, those of the first seed first."""
-    first = rub_networks(plan)
-    first += [
+    perceptrons = rub_networks(plan)
+    perceptrons += [
         Network(plan.dataset, normalization, "RUB", plan.rub_recipe(rho))
         for normalization, radii in plan.certified_only.items()
         for rho in radii
     ]
-    if plan.conv is not None:
-        first += [
-            Network(
-                plan.dataset,
-                "standard",
-                "RUB",
-                dataclasses.replace(plan.conv, rho=rho, seed=plan.seeds[0]),
-            )
-            for rho in plan.conv_radii
-        ]
-    return [
+    convolutional = [
+        Network(
+            plan.dataset,
+            "standard",
+            "RUB",
+            dataclasses.replace(plan.conv, rho=rho, seed=plan.seeds[0]),
+        )
+        for rho in plan.conv_radii
+        if plan.conv is not None
+    ]
+    again = [
         dataclasses.replace(
             network, recipe=dataclasses.replace(network.recipe, seed=seed)
         )
-        for seed in plan.seeds
-        for network in first
-        if network.normalization == "standard" or seed == plan.seeds[0]
+        for seed in plan.seeds[1:]
+        for network in perceptrons
+        if network.normalization == "standard"
     ]
+    return perceptrons + convolutional + again
 
 
 def attacked_networks(plan: ImagePlan, cnn: bool = False) -> list[Network]:
