@@ -92,11 +92,12 @@ def _legend(rows):
         ),
         Status.OTHER: (
             "Green: this network is below the paper's figure, but another one "
-            "of ours is not. In certified tables: with other inputs. The paper "
-            "takes, radius by radius, the better of standardised inputs and "
-            "pixels in [0, 1], where the same radius is a larger change, and "
-            "does not say which it took. In attacked tables: one that was "
-            "trained for that norm and radius ([large radii](large_radii.md))."
+            "of ours is not. In certified tables: one of another kind or with "
+            "other inputs. The paper takes, radius by radius, the better of "
+            "standardised inputs and pixels in [0, 1], where the same radius "
+            "is a larger change, and does not say which it took. In attacked "
+            "tables: one that was trained for that norm and radius ([large "
+            "radii](large_radii.md))."
         ),
         Status.BEYOND: (
             "Grey: the paper's figure is beyond what any classifier can have "
