@@ -248,11 +248,12 @@ IMAGES = {
             "rub": dataclasses.replace(_RUB, **_AUGMENTED),
             "rub_small": dataclasses.replace(_RUB, vertices=8, **_AUGMENTED),
             "rub_radii": _COLOUR,
+            "seeds": (0, 1),
             "conv": dataclasses.replace(_CONV, **_AUGMENTED),
             "conv_radii": (0.55, 5.54, 27.71),
             "other": Recipe(steps=5000, **_AUGMENTED),
             "coap": Recipe(steps=5000, batch_size=4, **_AUGMENTED),
-            "numbers": (0.01, 0.1, 0.3),
+            "numbers": _FIVE,
             "attacked": 400,
             "attacks": _RATIO,
             "cnn": _MIRRORED_CNN,
@@ -350,6 +351,7 @@ def _pgd(norm: int | str, rho: float, **options: Any) -> Recipe:
     return Recipe(defense="pgd", norm=norm, rho=rho, **options)
 
 
+_MOVED: dict[str, Any] = {"steps": 16_000, "shift": 1}
 _PAPERS_BATCHES = (paper.IMAGES.small_batch_size, paper.IMAGES.batch_size)
 _LARGE = {2: (2.8, 8.4, 14.0, 28.0, 56.0), "inf": (0.3, 0.5, 1.0, 5.0)}
 
@@ -470,8 +472,8 @@ PROTOCOLS = {
         rounded=(dataclasses.replace(_NO_DEFENCE, seeds=(0, 1)),),
         scaled=(("PGD-Linf", 0.3), ("Nominal", 0.0)),
         trained=(
-            *(_pgd("inf", rho, steps=8000) for rho in (0.4, 0.7)),
-            *(_pgd(2, rho, steps=8000) for rho in (2.8, 4.0, 8.4)),
+            *(_pgd(2, rho, **_MOVED) for rho in (4.0, 8.4)),
+            *(_pgd("inf", rho, **_MOVED) for rho in (0.4, 0.7)),
         ),
     ),
     "full": ProtocolPlan(
