@@ -41,6 +41,7 @@ DEFENSES = {
 ARCHITECTURES: dict[str, Callable[..., keras.Model]] = {
     "mlp": models.mlp,
     "mlp1": functools.partial(models.mlp, hidden=(200,)),
+    "wide_mlp": functools.partial(models.mlp, hidden=(512, 512, 512)),
     "cnn": models.cnn,
     "small_cnn": models.small_cnn,
     "wide_cnn": functools.partial(

@@ -81,8 +81,8 @@ _ARCHITECTURE = FLAGS.choice(
     "architecture",
     "mlp",
     training.ARCHITECTURES,
-    "The network: three hidden layers of 200, one, the paper's CNN, a small "
-    "one with strides (conv16-conv32-dense100), or a wider one "
+    "The network: three hidden layers of 200, one, three of 512, the paper's "
+    "CNN, a small one with strides (conv16-conv32-dense100), or a wider one "
     "(conv32-conv64-dense256).",
 )
 _HEAD = FLAGS.choice(

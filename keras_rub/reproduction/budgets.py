@@ -114,6 +114,7 @@ _FIVE = (0.01, 0.1, 0.3, 1.0, 10.0)
 # The paper's, and the one of ours that missing gradients do not mislead.
 _RATIO = ("foolbox-fgm", "foolbox-pgd", "apgd-ratio")
 _AUGMENTED: dict[str, Any] = {"flip": True, "shift": 2}
+_TRIED = "Tried on held-out images: [trials](trials.md)."
 _CNN = Recipe(steps=3000, batch_size=32, architecture="cnn")
 _MIRRORED_CNN = dataclasses.replace(_CNN, steps=4000, batch_size=64, flip=True)
 
@@ -209,7 +210,8 @@ IMAGES = {
             "numbers": _FIVE,
             "attacked": 1000,
             "attacks": _RATIO,
-            "tried": "Tried on held-out images: [trials](trials.md).",
+            "tried": _TRIED,
+            "certified_only": {"unit": _GREY},
             "seeds": (0, 1),
             "conv": dataclasses.replace(_CONV, flip=True),
             "conv_radii": (1.0, 8.4, 28.0),
@@ -255,6 +257,7 @@ IMAGES = {
             "coap": Recipe(steps=5000, batch_size=4, **_AUGMENTED),
             "numbers": _FIVE,
             "attacked": 400,
+            "tried": _TRIED,
             "attacks": _RATIO,
             "cnn": _MIRRORED_CNN,
             "cnn_rub": dataclasses.replace(
@@ -351,7 +354,7 @@ def _pgd(norm: int | str, rho: float, **options: Any) -> Recipe:
     return Recipe(defense="pgd", norm=norm, rho=rho, **options)
 
 
-_MOVED: dict[str, Any] = {"steps": 16_000, "shift": 1}
+_LONG: dict[str, Any] = {"steps": 16_000, "shift": 1}
 _PAPERS_BATCHES = (paper.IMAGES.small_batch_size, paper.IMAGES.batch_size)
 _LARGE = {2: (2.8, 8.4, 14.0, 28.0, 56.0), "inf": (0.3, 0.5, 1.0, 5.0)}
 
@@ -472,8 +475,8 @@ PROTOCOLS = {
         rounded=(dataclasses.replace(_NO_DEFENCE, seeds=(0, 1)),),
         scaled=(("PGD-Linf", 0.3), ("Nominal", 0.0)),
         trained=(
-            *(_pgd(2, rho, **_MOVED) for rho in (4.0, 8.4)),
-            *(_pgd("inf", rho, **_MOVED) for rho in (0.4, 0.7)),
+            *(_pgd(2, rho, **_LONG) for rho in (4.0, 8.4)),
+            *(_pgd("inf", rho, **_LONG) for rho in (0.4, 0.7)),
         ),
     ),
     "full": ProtocolPlan(
@@ -517,8 +520,6 @@ def _trials(
     )
 
 
-_MOVED: dict[str, Any] = {"flip": True, "shift": 1}
-
 TRIALS = {
     "smoke": TrialPlan(
         (
@@ -536,7 +537,7 @@ TRIALS = {
                 "fashion_mnist",
                 Recipe(defense="nominal", steps=5000),
                 {"flip": True},
-                _MOVED,
+                {"flip": True, "shift": 1},
             ),
             *_trials(
                 "fashion_mnist",
@@ -544,6 +545,13 @@ TRIALS = {
                 {"steps": 10_000},
                 {"flip": True},
                 {"weight_decay": 0.05},
+            ),
+            *_trials(
+                "cifar10",
+                dataclasses.replace(_RUB, rho=5.54, **_AUGMENTED),
+                {"flip": False, "shift": 0},
+                {"steps": 10_000},
+                {"architecture": "wide_mlp"},
             ),
         )
     ),
