@@ -11,6 +11,7 @@ from scipy.optimize import minimize
 
 import keras_rub
 from keras_rub.attacks import ascend, project
+from keras_rub.attacks.ascent import steepest_step
 
 NORMS = pytest.mark.parametrize("norm", [1, 2, "inf"])
 
@@ -114,6 +115,29 @@ def test_ascent_on_a_linear_function_reaches_the_dual_norm(norm, rng):
     best = rho * np.linalg.norm(g / weights, dual)
     assert np.all(size(found - x, norm, weights) <= rho * (1 + 1e-4))
     np.testing.assert_allclose((found - x) @ g, best, rtol=0.02)
+
+
+def test_l1_step_moves_the_share_of_each_sample(rng):
+    gradient = rng.normal(size=(6, 10)).astype("float32")
+    gradient[3, 2:] = 0.0  # fewer than the share have a gradient
+    gradient[4] = 0.0
+    gradient[5, :4] = gradient[5, 4]  # ties share the move
+    share = np.array([0.0, 0.25, 1.0, 0.5, 0.3, 0.2], "float32")
+    expected = np.zeros_like(gradient)
+    for row, part, out in zip(gradient, share, expected, strict=True):
+        count = max(1, int(np.ceil(part * len(row))))
+        least = np.sort(np.abs(row))[-count]
+        chosen = (np.abs(row) >= least) & (row != 0)
+        out[chosen] = np.sign(row[chosen]) / chosen.sum()
+    zeros = tf.zeros_like(gradient)
+    found = steepest_step(
+        tf.constant(gradient),
+        zeros,
+        zeros,
+        keras_rub.PerturbationSet(1),
+        tf.constant(share),
+    )
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
 
 
 @NORMS
