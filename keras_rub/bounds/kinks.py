@@ -46,26 +46,22 @@ def gains(
     )
     weight = (high - low) * scale * upper
     levels = tf.range(_LEVELS, dtype=clean.dtype)[:, None]
+    # [N, levels, H], halved: a move of either sign takes half the sum of two
+    # products, of an even and of an odd function of the response.
     share = tf.nn.relu(1.0 - tf.abs(depth[:, None] - levels))
-    # [N, 2 * levels * H]: rows that lie below 0, and rows above.
-    below = tf.where(clean > 0, 0.0, weight)[:, None] * share
-    above = tf.where(clean > 0, weight, 0.0)[:, None] * share
-    rows = tf.reshape(
-        tf.concat([below, above], axis=1),
-        [-1, 2 * _LEVELS * response.shape[-1]],
-    )
+    even = 0.5 * weight[:, None] * share
+    odd = tf.where((clean > 0)[:, None], -even, even)
     steps = largest * levels / float(_LEVELS)  # [levels, H]
-    rise, fall = (
-        tf.nn.relu(side[:, None] - steps) for side in (response, -response)
+    beyond = tf.nn.relu(tf.abs(response)[:, None] - steps)  # [E, levels, H]
+    signed = tf.where((response < 0)[:, None], -beyond, beyond)
+    both, turned = (
+        tf.matmul(_flat(rows), _flat(table), False, True)
+        for rows, table in ((even, beyond), (odd, signed))
     )
-    table = tf.reshape(
-        tf.stack(
-            [
-                tf.concat([rise, fall], axis=1),
-                tf.concat([fall, rise], axis=1),
-            ]
-        ),
-        [-1, rows.shape[-1]],
-    )  # [2 * E, 2 * levels * H]
-    up, down = tf.split(tf.matmul(rows, table, False, True), 2, axis=1)
-    return up + linear, down - linear
+    turned += linear
+    return both + turned, both - turned
+
+
+def _flat(rows: tf.Tensor) -> tf.Tensor:
+    """[N, levels, H] -> [N, levels * H]."""
+    return tf.reshape(rows, [-1, rows.shape[1] * rows.shape[2]])
