@@ -64,7 +64,7 @@ class Cluster:
             while running:
                 yield from self._finished(running)
         finally:
-            if running:
+            if running and self._client is not None:  # not closed yet
                 self._client.cancel(list(running), force=True)
 
     def close(self) -> None:
@@ -110,8 +110,9 @@ class Cluster:
                 n_workers=self._processes,
                 threads_per_worker=1,
                 memory_limit=None,  # Dask would end workers by a guess
-                dashboard_address=None,
-                silence_logs=logging.ERROR,
+                # Any port: two commands may share the machine.
+                dashboard_address="127.0.0.1:0",
+                silence_logs=logging.CRITICAL,  # a failed job is raised here
                 env=_ONE_THREAD,
             )
         self._client = self._dask.Client(self._own or self._scheduler)
