@@ -114,6 +114,7 @@ _FIVE = (0.01, 0.1, 0.3, 1.0, 10.0)
 # The paper's, and the one of ours that missing gradients do not mislead.
 _RATIO = ("foolbox-fgm", "foolbox-pgd", "apgd-ratio")
 _AUGMENTED: dict[str, Any] = {"flip": True, "shift": 2}
+_MANY: dict[str, Any] = {"steps": 20_000, "batch_size": 64}
 _TRIED = "Tried on held-out images: [trials](trials.md)."
 _CNN = Recipe(steps=3000, batch_size=32, architecture="cnn")
 _MIRRORED_CNN = dataclasses.replace(_CNN, steps=4000, batch_size=64, flip=True)
@@ -247,8 +248,10 @@ IMAGES = {
         },
         cifar10={
             "normalizations": ("standard",),
-            "rub": dataclasses.replace(_RUB, **_AUGMENTED),
-            "rub_small": dataclasses.replace(_RUB, vertices=8, **_AUGMENTED),
+            "rub": dataclasses.replace(_RUB, **_MANY, **_AUGMENTED),
+            "rub_small": dataclasses.replace(
+                _RUB, vertices=8, **_MANY, **_AUGMENTED
+            ),
             "rub_radii": _COLOUR,
             "seeds": (0, 1),
             "conv": dataclasses.replace(_CONV, **_AUGMENTED),
