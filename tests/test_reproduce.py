@@ -1118,7 +1118,6 @@ PAGES = {
     "large_radii": lambda text, found: pages.large_radii.large_radii(
         budgets.PROTOCOLS["laptop"],
         [{**row, "norm": str(row["norm"])} for row in found],
-        laptop=True,
     ),
     "trials": lambda text, found: pages.trials.trials(
         budgets.TRIALS["laptop"], found

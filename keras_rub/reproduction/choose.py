@@ -165,12 +165,13 @@ def searched_cells(
 
 
 def strongest_cells(
-    plan: ProtocolPlan, validation: dict[Network, list[dict[str, Any]]]
+    radii: dict[Any, tuple[float, ...]],
+    validation: dict[Network, list[dict[str, Any]]],
 ) -> dict[tuple[Any, float], Network]:
     """The network of each norm and radius that any attack breaks least.
 
     Args:
-        plan: `ProtocolPlan`.
+        radii: from the norm to the radii.
         validation: of `run.protocol.validate`.
     """
 
@@ -184,8 +185,8 @@ def strongest_cells(
 
     return {
         (norm, rho): best(norm, rho)
-        for norm, radii in plan.radii.items()
-        for rho in radii
+        for norm, values in radii.items()
+        for rho in values
         if validation
     }
 

@@ -172,9 +172,10 @@ def _large_radii(context: Context) -> Page | None:
         found += rows.protocol.scaled(
             name, plan, run.protocol.scale(context, plan, name)
         )
+    for name, trained in plan.trained.items():
         ready = train(context, run.protocol.networks_of(plan, name))
         strongest = choose.strongest_cells(
-            plan, run.protocol.validate(context, plan, ready)
+            trained.radii, run.protocol.validate(context, plan, name, ready)
         )
         tested = run.protocol.test(context, plan, choose.radii_of(strongest))
         found += rows.protocol.trained(name, strongest, tested)
@@ -189,8 +190,7 @@ def _large_radii(context: Context) -> Page | None:
         )
     if not found:
         return None
-    laptop = context.budget == "laptop"
-    return pages.large_radii.large_radii(plan, found, laptop)
+    return pages.large_radii.large_radii(plan, found)
 
 
 def _trials(context: Context) -> Page | None:

@@ -349,12 +349,28 @@ class Grid:
 
 
 @dataclasses.dataclass(frozen=True)
+class RadiusPlan:
+    """Networks of one image set that are trained for the radii of some cells.
+
+    Attributes:
+        recipes: how they are trained, inputs standardised; they differ in norm
+            and radius alone.
+        radii: from the norm to the radii of the cells.
+        about: what the page says of how both were chosen.
+    """
+
+    recipes: tuple[Recipe, ...]
+    radii: dict[Any, tuple[float, ...]]
+    about: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
 class ProtocolPlan:
     """The paper's search for networks at large radii, as it is written.
 
     Attributes:
         bounded: names of image sets whose ceilings are looked for.
-        datasets: names of image sets for `scaled` and `trained`.
+        datasets: names of image sets for `scaled`.
         normalizations: of the inputs.
         grids: the networks of the search.
         rounded: networks whose loss is computed in another way, too.
@@ -367,7 +383,8 @@ class ProtocolPlan:
         scaled: what is trained to have its logits multiplied: pairs of a
             defence and a number.
         factors: by which they are multiplied.
-        trained: how we train for these radii, inputs standardised.
+        trained: from the name of an image set to what is trained for large
+            radii.
         attacks: as of `keras_rub.evaluate`, for the test samples.
         validation_attacks: the same, to choose among those of `trained`.
         validation: samples that choose the network of a cell.
@@ -387,7 +404,7 @@ class ProtocolPlan:
     vertices: int = 32
     scaled: tuple[tuple[str, float], ...] = ()
     factors: tuple[float, ...] = (1.0, 100.0, 1e4)
-    trained: tuple[Recipe, ...] = ()
+    trained: dict[str, RadiusPlan] = dataclasses.field(default_factory=dict)
     rounded: tuple[Grid, ...] = ()
     attacks: str | tuple[str, ...] = "strong"
     validation_attacks: tuple[str, ...] = (

@@ -28,21 +28,13 @@ _INPUTS = {
     "unit": "pixels in [0, 1]",
 }
 
-_SECOND_LOOK = (
-    " These recipes were settled after shorter trainings had been seen on the "
-    "same test images: this table is not a first look at them."
-)
 
-
-def large_radii(
-    plan: ProtocolPlan, rows: list[dict[str, Any]], laptop: bool
-) -> Page:
+def large_radii(plan: ProtocolPlan, rows: list[dict[str, Any]]) -> Page:
     """Ceilings, one classifier with larger logits, and the paper's search.
 
     Args:
         plan: `ProtocolPlan`.
         rows: of `rows.protocol`.
-        laptop: whether it is the run whose history the page has to tell.
     """
     body = [
         "Ceilings: samples that an attacker can move to one and the same point "
@@ -53,7 +45,7 @@ def large_radii(
     ]
     for name in dict.fromkeys(row["dataset"] for row in rows):
         some = [row for row in rows if row["dataset"] == name]
-        body += _of_set(plan, TITLES.get(name, name), some, laptop)
+        body += _of_set(plan, TITLES.get(name, name), some)
     return Page(
         name="large_radii",
         title="What the paper's figures at large radii mean",
@@ -87,7 +79,7 @@ def large_radii(
     )
 
 
-def _of_set(plan, title, rows, laptop) -> list[str]:
+def _of_set(plan, title, rows) -> list[str]:
     kinds: dict[str, list[dict[str, Any]]] = {}
     for row in rows:
         kinds.setdefault(row["kind"], []).append(row)
@@ -104,7 +96,7 @@ def _of_set(plan, title, rows, laptop) -> list[str]:
             kinds.get(CEILING, []),
         )
     if TRAINED in kinds:
-        parts += _trained_part(plan, kinds[TRAINED], laptop)
+        parts += _trained_part(plan, kinds[TRAINED])
     if SEARCH in kinds:
         parts += search.part(kinds[SEARCH])
     if FULL in kinds:
@@ -208,18 +200,19 @@ def _scaled_part(plan, rows, noisy) -> list[str]:
     ]
 
 
-def _trained_part(plan, rows, laptop) -> list[str]:
-    recipe = plan.trained[0]
+def _trained_part(plan, rows) -> list[str]:
+    trained = plan.trained[rows[0]["dataset"]]
+    recipe = trained.recipes[0]
     return [
         "### Trained for the radius",
-        "Where a radius leaves room for robustness, adversarial training for "
-        f"that radius finds it. Steps: {words.rounds(recipe)}, "
+        "What adversarial training for such radii comes to, longer than in "
+        f"the tables. Steps: {words.rounds(recipe)}, "
         f"{recipe.attack_steps} of the attack; inputs standardised. "
         f"{' '.join([words.ramped(recipe), *words.augmented(recipe)])} A "
         "radius takes the network that any of "
         f"{', '.join(plan.validation_attacks)} breaks least on "
-        f"{plan.validation} held-out images."
-        + (_SECOND_LOOK if laptop else ""),
+        f"{plan.validation} held-out images; first {plan.samples} test images. "
+        f"{trained.about}".strip(),
         tables.to_markdown(
             ["norm, rho", "paper's best", "ours, paper's attack",
              "ours, all our attacks", "clean", "network"],

@@ -344,18 +344,19 @@ def scale(
 
 
 def networks_of(plan: ProtocolPlan, dataset: str) -> list[Network]:
-    """Those that are trained for these radii."""
+    """Those that are trained for the radii of some cells."""
     return [
         Network(dataset, "standard", f"PGD-L{recipe.norm}", recipe)
-        for recipe in plan.trained
+        for recipe in plan.trained[dataset].recipes
     ]
 
 
 def validate(
-    context: Context, plan: ProtocolPlan, networks: list[Network]
+    context: Context, plan: ProtocolPlan, dataset: str, networks: list[Network]
 ) -> dict[Network, list[dict[str, Any]]]:
-    """Rows of networks at all radii, on held-out samples; a job each."""
-    radii = {norm: list(values) for norm, values in plan.radii.items()}
+    """Rows of `networks_of` at all radii, on held-out samples; a job each."""
+    cells = plan.trained[dataset].radii
+    radii = {norm: list(values) for norm, values in cells.items()}
     found = _attack_all(
         context,
         plan,
