@@ -242,9 +242,14 @@ def bars(groups: list[dict[str, Any]], ylabel: str, log: bool) -> Figure:
         ylabel: of the panels.
         log: whether the axis is logarithmic.
     """
-    figure, axes = _panels(1, len(groups), width=5.6, height=3.6)
+    columns = min(2, len(groups))
+    figure, axes = _panels(
+        -(-len(groups) // columns), columns, width=5.6, height=3.6
+    )
+    for ax in axes.flat[len(groups) :]:
+        ax.set_visible(False)
     colours = ("#bdc3c7", "#1f6f8b", "#c0392b")
-    for group, ax in zip(groups, axes[0], strict=True):
+    for group, ax in zip(groups, axes.flat, strict=False):
         places = np.arange(len(group["names"]))
         width = 0.8 / len(group["values"])
         for index, (kind, values) in enumerate(group["values"].items()):
