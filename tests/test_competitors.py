@@ -8,6 +8,7 @@ import tensorflow as tf
 import keras_rub
 from keras_rub.bounds import kinks, screening
 from keras_rub.bounds.competitors import Competitors, draw
+from keras_rub.bounds.maxima import places_of_largest
 from keras_rub.bounds.problem import Problem
 
 X = np.random.default_rng(0).uniform(size=(6, 5)).astype("float32")
@@ -189,6 +190,22 @@ def test_table_of_bends(rays, rng):
     for one, two in zip(found(large), exact(large), strict=True):
         error = np.abs(one - two).max(axis=1)
         assert np.all(error <= 0.1 * np.abs(two).max(axis=1) + 1e-6)
+
+
+@pytest.mark.parametrize("size", [40, 1000, 1024])
+def test_places_of_the_largest(size, rng):
+    """Whole rows, and rows that are cut into blocks."""
+    values = rng.normal(size=(6, size)).astype("float32")
+    values[0] = -np.inf
+    values[0, -1] = -7.0  # alone
+    values[1, 3:7] = [11.0, 14.0, 13.0, 12.0]  # all in one block
+    for count in (1, 4):
+        found = places_of_largest(tf.constant(values), count).numpy()
+        best = -np.sort(-values, axis=1)[:, :count]
+        taken = np.take_along_axis(values, found, axis=1)
+        np.testing.assert_array_equal(taken, best)
+        assert all(len(set(row)) == count for row in found)
+    assert found[1].tolist() == [4, 5, 6, 3]
 
 
 @pytest.mark.parametrize("kind", ["dense", "conv"])

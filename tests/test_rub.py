@@ -100,6 +100,39 @@ def loss_and_gradient(base, y, worst_case):
 # The published formula -------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    "beginning",
+    [
+        [layers.Input((6,)), layers.Dense(4)],
+        [layers.Input((2, 3)), layers.Flatten(), layers.Dense(4)],
+        [
+            layers.Input((2, 3)),
+            layers.Normalization(
+                mean=[1.0, 2.0, 3.0], variance=[4.0, 1.0, 9.0]
+            ),
+            layers.Permute((2, 1)),
+            layers.Reshape((6,)),
+            layers.Dense(4, use_bias=False),
+        ],
+        [layers.Input((6,)), layers.Dense(4), layers.Rescaling(0.5)],
+        [layers.Input((2, 3)), layers.Dense(4)],  # along the last axis
+    ],
+)
+def test_response_of_the_first_layer(beginning, rng):
+    """What moving each feature does, however the map is put together."""
+    start = keras.Sequential(beginning)
+    end = [layers.ReLU(), layers.Flatten(), layers.Dense(3)]
+    base = keras.Sequential([*beginning, *end])
+    x = rng.normal(size=(2, *base.input_shape[1:])).astype("float32")
+    problem = Problem.of(base, PerturbationSet(1))
+    bound = problem.vertex_bound(
+        tf.constant(x), tf.zeros(2, tf.int32), tf.constant(1.0)
+    )
+    eye = np.eye(6, dtype="float32").reshape(6, *x.shape[1:])
+    moved = np.asarray(start(x[:1] + eye) - start(x[:1])).reshape(6, -1)
+    assert_allclose(bound.start.response, moved, rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize("name", NETS)
 def test_loss_and_gradient_are_those_of_the_paper(name, rng):
     base = network(name, rng)

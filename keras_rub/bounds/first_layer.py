@@ -115,19 +115,23 @@ def matrix_of(
     """The matrix [inputs, outputs] of a chain of affine operations.
 
     Row h of the gradient of output h by the input, for a batch of H inputs:
-    the whole matrix in one pass backward.
+    the whole matrix in one pass backward. It begins behind the last operation,
+    or in front of it where the matrix of that one is known.
     """
     width = tf.TensorShape(values[target].shape[1:]).num_elements()
     zeros = tf.zeros([width, *values[source].shape[1:]], values[source].dtype)
+    rows = tf.eye(width, dtype=zeros.dtype)
     with tf.GradientTape() as tape:
         tape.watch(zeros)
         found = {source: zeros}
         for operation in operations:
-            found[operation.output] = operation.apply(
-                *(found[index] for index in operation.inputs)
-            )
-        output = tf.reshape(found[target], [width, width])
-    rows = tape.gradient(
-        output, zeros, output_gradients=tf.eye(width, dtype=zeros.dtype)
-    )
+            inputs = [found[index] for index in operation.inputs]
+            known = operation.matrix if operation.output == target else None
+            if known is not None and inputs[0].shape.rank == 2:
+                found[target] = inputs[0]
+                rows = tf.transpose(known(zeros.dtype))
+                break
+            found[operation.output] = operation.apply(*inputs)
+        output = tf.reshape(found[target], tf.shape(rows))
+    rows = tape.gradient(output, zeros, output_gradients=rows)
     return tf.transpose(tf.reshape(rows, [width, -1]))

@@ -39,7 +39,7 @@ def gains(
     """
     low, high = (tf.cast(ray, clean.dtype) for ray in rays)
     slope = tf.where(clean > 0, high, low)
-    linear = tf.matmul(scale * (upper * slope - drop), response, False, True)
+    linear = scale * (upper * slope - drop)
     largest = tf.reduce_max(tf.abs(response), axis=0)  # [H]
     depth = tf.math.divide_no_nan(
         tf.abs(clean) * float(_LEVELS), scale * largest
@@ -51,14 +51,15 @@ def gains(
     share = tf.nn.relu(1.0 - tf.abs(depth[:, None] - levels))
     even = 0.5 * weight[:, None] * share
     odd = tf.where((clean > 0)[:, None], -even, even)
+    # At level 0 the odd function is the move itself.
+    odd += tf.cast(levels == 0, clean.dtype) * linear[:, None]
     steps = largest * levels / float(_LEVELS)  # [levels, H]
     beyond = tf.nn.relu(tf.abs(response)[:, None] - steps)  # [E, levels, H]
-    signed = tf.where((response < 0)[:, None], -beyond, beyond)
+    signed = beyond * tf.sign(response)[:, None]
     both, turned = (
         tf.matmul(_flat(rows), _flat(table), False, True)
         for rows, table in ((even, beyond), (odd, signed))
     )
-    turned += linear
     return both + turned, both - turned
 
 

@@ -35,8 +35,9 @@ class Affine(Operation):
     features, so that each output reads at most one input; `scaling` maps
     leave them where they are; `convolution` is the layer of a plain
     convolution; `tiles` maps cut every axis between batch and channels into
-    pieces of these sizes, and drop what is left over. These only help to find
-    out cheaply what moving one feature does.
+    pieces of these sizes, and drop what is left over; `matrix` of a type gives
+    the matrix that the last axis is multiplied by. These only help to find out
+    cheaply what moving one feature does.
     """
 
     apply: Callable[..., tf.Tensor]
@@ -45,6 +46,7 @@ class Affine(Operation):
     scaling: bool = False
     convolution: keras.layers.Layer | None = None
     tiles: tuple[int, ...] | None = None
+    matrix: Callable[[tf.DType], tf.Tensor] | None = None
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -195,6 +197,7 @@ class Symbol:
         scaling: bool = False,
         convolution: keras.layers.Layer | None = None,
         tiles: tuple[int, ...] | None = None,
+        matrix: Callable[[tf.DType], tf.Tensor] | None = None,
     ) -> Symbol:
         """An affine map of this tensor.
 
@@ -214,6 +217,9 @@ class Symbol:
             tiles: sizes, where the map is a cut of [n, length, ..., channels]
                 to [n, length // size, size, ..., channels]. Speeds up the
                 evaluation of vertices. Defaults to `None`.
+            matrix: function of a type, where the map multiplies the last axis
+                by a matrix [inputs, outputs] and adds a constant. Saves the
+                product that would find it. Defaults to `None`.
         """
         return self.program.add(
             Affine,
@@ -224,6 +230,7 @@ class Symbol:
             scaling=scaling,
             convolution=convolution,
             tiles=tiles,
+            matrix=matrix,
         )
 
     def convex(self, activation: ConvexActivation) -> Symbol:

@@ -57,7 +57,12 @@ def _linear_with_kernel(layer, x: Symbol, product, **structure) -> Symbol:
 
 @register_rule(layers.Dense)
 def _dense(layer, x):
-    return _linear_with_kernel(layer, x, tf.linalg.matmul)
+    return _linear_with_kernel(
+        layer,
+        x,
+        tf.linalg.matmul,
+        matrix=lambda dtype: tf.cast(tf.convert_to_tensor(layer.kernel), dtype),
+    )
 
 
 @register_rule(layers.Conv1D, layers.Conv2D, layers.Conv3D)

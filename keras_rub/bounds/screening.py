@@ -14,6 +14,7 @@ from keras_rub.bounds.first_layer import cut
 from keras_rub.bounds.kinks import gains
 from keras_rub.bounds.linearised import Linearised, linearise, vertex_scores
 from keras_rub.bounds.majorant import Majorant
+from keras_rub.bounds.maxima import places_of_largest
 from keras_rub.bounds.vertices import VertexBound
 from keras_rub.bounds.windows import Windows
 
@@ -53,8 +54,7 @@ def screen(bound: VertexBound, count: int) -> tf.Tensor:
         found -= tf.reduce_max(found, axis=1, keepdims=True)
     else:
         found += bound.relaxation.clean_margins[:, None]
-    _, vertices = tf.math.top_k(tf.reduce_max(found, axis=-1), count)
-    return vertices
+    return places_of_largest(tf.reduce_max(found, axis=-1), count)
 
 
 def scores(bound: VertexBound) -> tf.Tensor:
