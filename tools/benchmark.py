@@ -763,6 +763,28 @@ def run_classes(rounds):
     )
 
 
+def run_cifar(rounds):
+    """Steps at CIFAR-10's size, where the first layer is most of the work."""
+
+    def base():
+        return models.mlp((32, 32, 3), 10)
+
+    return run_steps(
+        "3072 inputs, 3x200, 10 classes, batch 128",
+        {
+            "nominal": base,
+            "arub-inf": lambda: keras_rub.ARUBModel(base()),
+            "pgd-inf, 10 steps": lambda: keras_rub.PGDModel(base(), steps=10),
+            "rub (default)": lambda: keras_rub.RUBModel(base(), rho=5.0),
+            "rub, all competitors": lambda: keras_rub.RUBModel(
+                base(), rho=5.0, competitors="all"
+            ),
+        },
+        batch_of(128, (32, 32, 3), 10),
+        rounds,
+    )
+
+
 def run_cnn(rounds):
     """Steps of the paper's convolutional network."""
 
@@ -821,6 +843,7 @@ RUNS = {
     "memory": lambda rounds: run_memory(),
     "certify_memory": lambda rounds: run_certify_memory(),
     "mnist": run_mnist,
+    "cifar": run_cifar,
     "classes": run_classes,
     "uci": run_uci,
     "cnn": run_cnn,
