@@ -38,7 +38,7 @@ _ROUNDS = flags.DEFINE_integer(
 )
 _GROUPS = flags.DEFINE_list(
     "groups",
-    ["mnist", "classes", "uci", "cnn", "memory", "screening", "certify"]
+    ["mnist", "cifar", "classes", "uci", "cnn", "memory", "screening", "certify"]
     + ["small_cnn", "linear", "certify_memory", "export", "serving", "radius"],
     "Which groups of cases to run.",
 )

@@ -229,6 +229,8 @@ IMAGES = {
             "unit_radii": (2.8,),
             "certified_only": {"standard": (14.0,), "unit": (8.4, 14.0, 28.0)},
             "seeds": (0, 1),
+            "conv": _CONV,
+            "conv_radii": (2.8, 14.0, 28.0),
             "other": Recipe(steps=5000),
             "coap": Recipe(steps=5000, batch_size=4),
             "numbers": _FIVE,
