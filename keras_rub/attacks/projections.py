@@ -73,6 +73,10 @@ class _L1Ball:
         del rho  # at this one every feature is 0
         return tf.reduce_max(self.flat / self.weights, axis=1, keepdims=True)
 
+    def guess(self, rho):
+        """A multiplier [batch, 1] to begin with."""
+        return tf.zeros_like(rho * self.flat[:, :1])
+
     def at(self, multiplier):
         """The projection for a multiplier [batch, 1]."""
         return tf.minimum(
@@ -108,6 +112,11 @@ class _L2Ball(_L1Ball):
         return tf.math.divide_no_nan(length, rho) + tf.cast(
             tf.where(rho > 0, 0.0, 1e30), rho.dtype
         )
+
+    def guess(self, rho):
+        # The one sought, if there are neither weights nor a range.
+        length = tf.norm(self.flat, axis=1, keepdims=True)
+        return tf.nn.relu(tf.math.divide_no_nan(length, rho) - 1.0)
 
     def at(self, multiplier):
         return tf.minimum(
@@ -153,11 +162,12 @@ def _onto_ball(ball, rho):
         multiplier = tf.where(done, multiplier, following)
         return count + 1, low, high, multiplier, done
 
-    low = tf.zeros_like(rho * ball.flat[:, :1])
+    first = ball.guess(rho)
+    low = tf.zeros_like(first)
     *_, multiplier, _ = tf.while_loop(
         go_on,
         narrow,
-        (tf.constant(0), low, low + ball.enough(rho), low, inside & (low >= 0)),
+        (tf.constant(0), low, low + ball.enough(rho), first, inside),
         parallel_iterations=1,
     )
     values = ball.at(multiplier)
