@@ -415,6 +415,7 @@ PROTOCOLS = {
                     ),
                 ),
                 {2: (8.4,), "inf": (0.5,)},
+                seeds=(0, 1),
             )
         },
         attacks="paper",
@@ -502,10 +503,19 @@ PROTOCOLS = {
                 "These recipes were settled after shorter trainings had been "
                 "seen on the same test images: this table is not a first look "
                 "at them.",
+                seeds=(0, 1),
             ),
             "fashion_mnist": RadiusPlan(
                 tuple(_pgd("inf", rho, **_LONG) for rho in (0.4, 0.7)),
                 {"inf": (0.3, 0.5)},
+                _SHORT_CELLS,
+            ),
+            "cifar10": RadiusPlan(
+                (
+                    _pgd(2, 5.54, steps=10_000, **_AUGMENTED),
+                    _pgd("inf", 0.1, steps=10_000, **_AUGMENTED),
+                ),
+                {2: (5.54,), "inf": (0.1,)},
                 _SHORT_CELLS,
             ),
         },

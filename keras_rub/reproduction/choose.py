@@ -7,7 +7,7 @@ radius alone.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from typing import Any, TypeVar
 
 from keras_rub.reproduction.plans import ProtocolPlan
@@ -167,35 +167,39 @@ def searched_cells(
 def strongest_cells(
     radii: dict[Any, tuple[float, ...]],
     validation: dict[Network, list[dict[str, Any]]],
-) -> dict[tuple[Any, float], Network]:
-    """The network of each norm and radius that any attack breaks least.
+) -> dict[tuple[Any, float, int], Network]:
+    """The network of each norm, radius and seed that any attack breaks least.
 
     Args:
         radii: from the norm to the radii.
         validation: of `run.protocol.validate`.
     """
 
-    def best(norm, rho):
+    def best(norm, rho, seed):
         return max(
-            validation,
+            (network for network in validation if network.recipe.seed == seed),
             key=lambda network: accuracy(
                 {"rows": validation[network]}, norm, rho, "worst"
             ),
         )
 
     return {
-        (norm, rho): best(norm, rho)
+        (norm, rho, seed): best(norm, rho, seed)
         for norm, values in radii.items()
         for rho in values
-        if validation
+        for seed in sorted({network.recipe.seed for network in validation})
     }
 
 
 def radii_of(
-    cells: dict[tuple[Any, float], Chosen],
+    cells: Mapping[tuple[Any, ...], Chosen],
 ) -> dict[Chosen, dict[Any, list[float]]]:
-    """The radii that each network was chosen for."""
+    """The radii that each network was chosen for.
+
+    Args:
+        cells: from the norm, the radius, and what else there is, to a network.
+    """
     found: dict[Chosen, dict[Any, list[float]]] = {}
-    for (norm, rho), network in cells.items():
+    for (norm, rho, *_), network in cells.items():
         found.setdefault(network, {}).setdefault(norm, []).append(rho)
     return found

@@ -357,11 +357,13 @@ class RadiusPlan:
             and radius alone.
         radii: from the norm to the radii of the cells.
         about: what the page says of how both were chosen.
+        seeds: each trains all of these networks, and fills every cell.
     """
 
     recipes: tuple[Recipe, ...]
     radii: dict[Any, tuple[float, ...]]
     about: str = ""
+    seeds: tuple[int, ...] = (0,)
 
 
 @dataclasses.dataclass(frozen=True)

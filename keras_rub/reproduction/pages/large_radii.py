@@ -211,11 +211,12 @@ def _trained_part(plan, rows) -> list[str]:
         f"{' '.join([words.ramped(recipe), *words.augmented(recipe)])} A "
         "radius takes the network that any of "
         f"{', '.join(plan.validation_attacks)} breaks least on "
-        f"{plan.validation} held-out images; first {plan.samples} test images. "
+        f"{plan.validation} held-out images, seed by seed; first "
+        f"{plan.samples} test images. "
         f"{trained.about}".strip(),
         tables.to_markdown(
             ["norm, rho", "paper's best", "ours, paper's attack",
-             "ours, all our attacks", "clean", "network"],
+             "ours, all our attacks", "clean", "network", "seed"],
             [
                 [
                     f"L{row['norm']}, {row['rho']:g}",
@@ -224,6 +225,7 @@ def _trained_part(plan, rows) -> list[str]:
                     words.cell(row["ours_strong"]),
                     words.cell(row["clean"]),
                     f"{row['defence']}, {row['number']:g}",
+                    str(row["seed"]),
                 ]
                 for row in rows
             ],

@@ -347,7 +347,7 @@ def scaled(
 
 def trained(
     dataset: str,
-    cells: dict[tuple[Any, float], Network],
+    cells: dict[tuple[Any, float, int], Network],
     found: dict[Network, dict[str, Any]],
 ) -> list[dict[str, Any]]:
     """Networks that were trained for these radii.
@@ -367,8 +367,9 @@ def trained(
             **_judged(found[network], norm, rho),
             "defence": network.title,
             "number": network.recipe.rho,
+            "seed": seed,
         }
-        for (norm, rho), network in cells.items()
+        for (norm, rho, seed), network in cells.items()
         if network in found
     ]
 

@@ -344,10 +344,17 @@ def scale(
 
 
 def networks_of(plan: ProtocolPlan, dataset: str) -> list[Network]:
-    """Those that are trained for the radii of some cells."""
+    """Those that are trained for the radii of some cells, by seeds."""
+    trained = plan.trained[dataset]
     return [
-        Network(dataset, "standard", f"PGD-L{recipe.norm}", recipe)
-        for recipe in plan.trained[dataset].recipes
+        Network(
+            dataset,
+            "standard",
+            f"PGD-L{recipe.norm}",
+            dataclasses.replace(recipe, seed=seed),
+        )
+        for seed in trained.seeds
+        for recipe in trained.recipes
     ]
 
 
