@@ -38,8 +38,9 @@ _ROUNDS = flags.DEFINE_integer(
 )
 _GROUPS = flags.DEFINE_list(
     "groups",
-    ["mnist", "cifar", "classes", "uci", "cnn", "memory", "screening", "certify"]
-    + ["small_cnn", "linear", "certify_memory", "export", "serving", "radius"],
+    ["mnist", "cifar", "classes", "uci", "cnn", "memory", "screening"]
+    + ["certify", "small_cnn", "linear", "certify_memory", "export", "serving"]
+    + ["radius"],
     "Which groups of cases to run.",
 )
 _MODEL = flags.DEFINE_string(
