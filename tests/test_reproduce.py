@@ -427,6 +427,42 @@ def test_networks_of_a_certified_table():
     assert plan.to_certify(every[5].recipe) == 11
 
 
+@pytest.mark.parametrize("budget", ["smoke", "laptop"])
+def test_a_name_stands_for_one_recipe(budget):
+    """Pages that share a folder must not overwrite each other's networks."""
+    every = []
+    for plan in budgets.IMAGES[budget].values():
+        every += networks.certified_networks(plan)
+        for cnn in (False, True):
+            every += networks.attacked_networks(plan, cnn)
+    plan = budgets.PROTOCOLS[budget]
+    for dataset in plan.trained:
+        every += protocol.networks_of(plan, dataset)
+    recipes = {}
+    for network in every:
+        known = recipes.setdefault(network.trained_name, network.recipe)
+        assert known == network.recipe, network.trained_name
+
+
+def test_each_seed_takes_its_strongest_network():
+    some = [
+        networks.Network(
+            "digits", "standard", "PGD-L2", Recipe(rho=rho, seed=seed)
+        )
+        for seed in (0, 1)
+        for rho in (1.0, 2.0)
+    ]
+    validation = {
+        network: [{"norm": "2", "rho": 3.0, "worst": found}]
+        for network, found in zip(some, (0.4, 0.3, 0.1, 0.2), strict=True)
+    }
+    found = choose.strongest_cells({2: (3.0,)}, validation)
+    assert found == {(2, 3.0, 0): some[0], (2, 3.0, 1): some[3]}
+    assert choose.radii_of(found) == {
+        some[0]: {2: [3.0]}, some[3]: {2: [3.0]}
+    }  # fmt: skip
+
+
 def test_summary_takes_the_mean_of_seeds(tmp_path):
     lines = ["normalization,architecture,seed,rho,samples,paper_rub,ours_rub,"
              "ours_auto,ours_auto_range"]  # fmt: skip

@@ -519,7 +519,7 @@ PROTOCOLS = {
                 "The radii are those where the table of accuracy under attack "
                 "falls short of a figure that a robust network may have. The "
                 "second network took the place of one that was trained at "
-                "Linf 0.1 and had come to 28.6 %.",
+                "Linf 0.1 and had been seen on test images.",
             ),
         },
     ),
