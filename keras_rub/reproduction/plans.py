@@ -136,7 +136,7 @@ class ImagePlan:
         small: the largest radius that `rub_small` trains for.
         tried: what the page of certified accuracies says where ours are
             below the paper's.
-        seeds: of the perceptrons of the certified table with standardised
+        seeds: of the networks of the certified table with standardised
             inputs; all other networks take the first.
         certified_only: from the normalisation to further radii of RUB networks
             that the certified table alone has.

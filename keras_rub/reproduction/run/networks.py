@@ -184,14 +184,17 @@ def rub_networks(plan: ImagePlan) -> list[Network]:
 
 
 def certified_networks(plan: ImagePlan) -> list[Network]:
-    """The RUB networks of a certified table, those of the first seed first."""
-    perceptrons = rub_networks(plan)
-    perceptrons += [
+    """The RUB networks of a certified table, those of the first seed first.
+
+    Other seeds are of those with standardised inputs.
+    """
+    found = rub_networks(plan)
+    found += [
         Network(plan.dataset, normalization, "RUB", plan.rub_recipe(rho))
         for normalization, radii in plan.certified_only.items()
         for rho in radii
     ]
-    convolutional = [
+    found += [
         Network(
             plan.dataset,
             "standard",
@@ -206,10 +209,10 @@ def certified_networks(plan: ImagePlan) -> list[Network]:
             network, recipe=dataclasses.replace(network.recipe, seed=seed)
         )
         for seed in plan.seeds[1:]
-        for network in perceptrons
+        for network in found
         if network.normalization == "standard"
     ]
-    return perceptrons + convolutional + again
+    return found + again
 
 
 def attacked_networks(plan: ImagePlan, cnn: bool = False) -> list[Network]:
