@@ -1021,6 +1021,19 @@ def test_words():
     assert words.augmented(recipe) == []
     (both,) = words.augmented(Recipe(shift=2, flip=True))
     assert "moved by up to 2 pixels and mirrored at random" in both
+    plan = budgets.IMAGES["laptop"]["mnist"]
+    still = Recipe()
+    for small, large, ends in (
+        (Recipe(shift=1), still, ["up to 0.5"]),
+        (still, Recipe(flip=True), ["above 0.5"]),
+        (Recipe(shift=1), Recipe(flip=True), ["up to 0.5", "above 0.5"]),
+        (Recipe(shift=1), Recipe(shift=1), ["Training images"]),
+        (still, still, []),
+    ):
+        plan = dataclasses.replace(plan, rub_small=small, rub=large, small=0.5)
+        found = words.augmented_rub(plan)
+        assert [line.split(" are ")[0][-len(end) :] for line, end in
+                zip(found, ends, strict=True)] == ends  # fmt: skip
 
 
 def test_text_takes_its_numbers_from_the_plan():

@@ -224,6 +224,9 @@ IMAGES = {
         },
         mnist={
             "normalizations": ("standard",),
+            "rub": dataclasses.replace(_RUB, steps=20_000),
+            "rub_small": dataclasses.replace(_RUB, steps=20_000, shift=1),
+            "small": 2.8,
             "rub_radii": (2.8, 8.4, 28.0, 84.0, 280.0),
             "unit_radii": (2.8,),
             "certified_only": {"standard": (14.0,), "unit": (8.4, 14.0, 28.0)},
@@ -239,14 +242,7 @@ IMAGES = {
             "cnn_rub": dataclasses.replace(_CNN, steps=200, vertices=8),
             "cnn_pgd": dataclasses.replace(_CNN, steps=800, attack_steps=5),
             "cnn_attacks": _RATIO,
-            "tried": (
-                "What was tried for pixels in [0, 1] and radius 2.8: learning "
-                "rates of 1e-3, 3e-3 and 5e-3, no decay of the weights, "
-                "training within the valid range, and images shifted by a "
-                "pixel. None was better than the recipe below, which trained "
-                "the networks of the larger radii, too. More steps and wider "
-                "networks were not tried."
-            ),
+            "tried": _TRIED,
         },
         cifar10={
             "normalizations": ("standard",),
@@ -601,6 +597,9 @@ TRIALS = {
                 {"steps": 10_000, "learning_rate": 0.01},
                 {"flip": True},
                 {"weight_decay": 0.05},
+                {"rho_ramp": 0.25},
+                {"architecture": "wide_mlp"},
+                {"architecture": "mlp1"},
             ),
             *_trials(
                 "cifar10",
@@ -610,6 +609,25 @@ TRIALS = {
                 {"steps": 20_000, "batch_size": 64},
                 {"steps": 20_000},
                 {"architecture": "wide_mlp"},
+            ),
+            *_trials(
+                "cifar10",
+                dataclasses.replace(_RUB, rho=55.43, **_AUGMENTED),
+                {"shift": 0},
+                {"flip": False, "shift": 0},
+                {"weight_decay": 0.05},
+                {"learning_rate": 0.01},
+                {"rho_ramp": 0.25},
+            ),
+            *(
+                trial
+                for rho in (2.8, 28.0)
+                for trial in _trials(
+                    "mnist",
+                    dataclasses.replace(_RUB, rho=rho),
+                    {"steps": 20_000},
+                    {"steps": 20_000, "shift": 1},
+                )
             ),
             *_trials(
                 "fashion_mnist",

@@ -138,8 +138,15 @@ def _differences(plan, cnn):
         f"such numbers, up to {max(paper.NUMBERS):g}.",
         words.ramped(part.recipe),
         *words.augmented(part.recipe),
+        *([] if cnn else _of_rub(plan)),
         *(["The paper leaves RUB out of its CNN tables."] if cnn else []),
     ]
+
+
+def _of_rub(plan):
+    """What is done to the training images of RUB alone."""
+    found = words.augmented_rub(plan)
+    return [] if found == words.augmented(plan.other) else found
 
 
 def _tables(by_norm, key):

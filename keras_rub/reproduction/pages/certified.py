@@ -137,19 +137,20 @@ def _differences(plan, laptop):
         f"ramped over {words.ramp(plan.rub)}, weight decay "
         f"{plan.rub.weight_decay:g}, {words.optimizer(plan.rub)}; the paper: "
         f"{paper.IMAGES.steps} steps, no ramp.",
-        *words.augmented(plan.rub),
+        *words.augmented_rub(plan),
     ]
     if plan.conv is not None:
-        found.append(
+        found += [
             f"Convolutional networks: {plan.conv.steps} steps of "
             f"{plan.conv.batch_size}, weight decay "
             f"{plan.conv.weight_decay:g}, {words.optimizer(plan.conv)}. The "
-            "paper has none in this table."
-        )
+            "paper has none in this table.",
+            *words.augmented(plan.conv, "Training images of these"),
+        ]
     if laptop:
         found.append(
-            f"The recipe for radii up to {plan.small:g}, the rule that gives a "
-            "radius its network, and the use of the whole test set were "
+            "That small radii have a recipe of their own, the rule that gives "
+            "a radius its network, and the use of the whole test set were "
             "settled with results on test images in view; gains of a few "
             "tenths of a percent mean little."
         )

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 import keras
 
+from keras_rub.reproduction.plans import ImagePlan
 from keras_rub.training import ARCHITECTURES, Recipe
 
 
@@ -44,8 +45,13 @@ def ramped(recipe: Recipe) -> str:
     return f"The radius is ramped up over {ramp(recipe)} of the training."
 
 
-def augmented(recipe: Recipe) -> list[str]:
-    """A sentence on what is done to training images, if anything."""
+def augmented(recipe: Recipe, which: str = "Training images") -> list[str]:
+    """A sentence on what is done to training images, if anything.
+
+    Args:
+        recipe: `Recipe`.
+        which: the subject of the sentence.
+    """
     found = []
     if recipe.shift:
         pixels = "a pixel" if recipe.shift == 1 else f"{recipe.shift} pixels"
@@ -55,8 +61,18 @@ def augmented(recipe: Recipe) -> list[str]:
     if not found:
         return []
     return [
-        f"Training images are {' and '.join(found)} at random; the paper's are "
-        "not."
+        f"{which} are {' and '.join(found)} at random; the paper's are not."
+    ]
+
+
+def augmented_rub(plan: ImagePlan) -> list[str]:
+    """The same of RUB's perceptrons, whose small radii may differ."""
+    if augmented(plan.rub) == augmented(plan.rub_small):
+        return augmented(plan.rub)
+    images = "Training images of RUB networks for radii"
+    return [
+        *augmented(plan.rub_small, f"{images} up to {plan.small:g}"),
+        *augmented(plan.rub, f"{images} above {plan.small:g}"),
     ]
 
 
