@@ -1021,19 +1021,30 @@ def test_words():
     assert words.augmented(recipe) == []
     (both,) = words.augmented(Recipe(shift=2, flip=True))
     assert "moved by up to 2 pixels and mirrored at random" in both
+
+
+def test_pages_tell_whose_training_images_are_changed():
     plan = budgets.IMAGES["laptop"]["mnist"]
-    still = Recipe()
-    for small, large, ends in (
-        (Recipe(shift=1), still, ["up to 0.5"]),
-        (still, Recipe(flip=True), ["above 0.5"]),
-        (Recipe(shift=1), Recipe(flip=True), ["up to 0.5", "above 0.5"]),
-        (Recipe(shift=1), Recipe(shift=1), ["Training images"]),
-        (still, still, []),
-    ):
-        plan = dataclasses.replace(plan, rub_small=small, rub=large, small=0.5)
-        found = words.augmented_rub(plan)
-        assert [line.split(" are ")[0][-len(end) :] for line, end in
-                zip(found, ends, strict=True)] == ends  # fmt: skip
+    still, moved, mirrored = Recipe(), Recipe(shift=1), Recipe(flip=True)
+    small = "Training images of RUB networks for radii up to 0.5 are moved"
+    large = "Training images of RUB networks for radii above 0.5 are mirrored"
+    for other, rub_small, rub, expected in (
+        (still, moved, still, [small]),
+        (still, still, mirrored, [large]),
+        (still, moved, mirrored, [small, large]),
+        (still, moved, moved, ["Training images of RUB networks are moved"]),
+        (moved, still, still,
+         ["Training images of all but RUB networks are moved"]),
+        (moved, moved, moved, ["Training images are moved"]),
+        (still, still, still, []),
+    ):  # fmt: skip
+        some = dataclasses.replace(
+            plan, other=other, rub=rub, rub_small=rub_small, small=0.5
+        )
+        page = committed("tab_mnist", some).markdown("laptop")
+        found = [x[2:] for x in page.splitlines() if "- Training im" in x]
+        assert len(found) == len(expected)
+        assert all(map(str.startswith, found, expected))
 
 
 def test_text_takes_its_numbers_from_the_plan():

@@ -110,7 +110,7 @@ class ImagePlan:
         dataset: name of the set that is used.
         normalizations: of the inputs of attacked perceptrons.
         rub: `Recipe` of RUB networks, but for the radius.
-        rub_small: the same for small radii, where fewer vertices do.
+        rub_small: the same for radii up to `small`.
         rub_radii: the radii RUB trains for, with standardised inputs.
         unit_radii: the same with pixels in [0, 1].
         other: `Recipe` of the other multilayer perceptrons.

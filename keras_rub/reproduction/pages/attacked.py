@@ -137,16 +137,21 @@ def _differences(plan, cnn):
         f"of the number of features for L1; the paper: {len(paper.NUMBERS)} "
         f"such numbers, up to {max(paper.NUMBERS):g}.",
         words.ramped(part.recipe),
-        *words.augmented(part.recipe),
-        *([] if cnn else _of_rub(plan)),
+        *(words.augmented(part.recipe) if cnn else _augmented(plan)),
         *(["The paper leaves RUB out of its CNN tables."] if cnn else []),
     ]
 
 
-def _of_rub(plan):
-    """What is done to the training images of RUB alone."""
-    found = words.augmented_rub(plan)
-    return [] if found == words.augmented(plan.other) else found
+def _augmented(plan):
+    """What is done to the training images of perceptrons."""
+    every = [
+        words.augmented(recipe)
+        for recipe in (plan.other, plan.rub, plan.rub_small)
+    ]
+    if every[0] == every[1] == every[2]:
+        return every[0]
+    others = "Training images of all but RUB networks"
+    return words.augmented(plan.other, others) + words.augmented_rub(plan)
 
 
 def _tables(by_norm, key):

@@ -67,12 +67,12 @@ def augmented(recipe: Recipe, which: str = "Training images") -> list[str]:
 
 def augmented_rub(plan: ImagePlan) -> list[str]:
     """The same of RUB's perceptrons, whose small radii may differ."""
+    images = "Training images of RUB networks"
     if augmented(plan.rub) == augmented(plan.rub_small):
-        return augmented(plan.rub)
-    images = "Training images of RUB networks for radii"
+        return augmented(plan.rub, images)
     return [
-        *augmented(plan.rub_small, f"{images} up to {plan.small:g}"),
-        *augmented(plan.rub, f"{images} above {plan.small:g}"),
+        *augmented(plan.rub_small, f"{images} for radii up to {plan.small:g}"),
+        *augmented(plan.rub, f"{images} for radii above {plan.small:g}"),
     ]
 
 
