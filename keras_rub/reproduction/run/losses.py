@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -22,6 +22,8 @@ from keras_rub.reproduction.plans import (
 )
 from keras_rub.reproduction.run.trainer import Trainer
 
+_TOGETHER = 20  # training steps
+
 
 class _Every(keras.callbacks.Callback):
     """Calls a function after every so many training steps."""
@@ -32,7 +34,7 @@ class _Every(keras.callbacks.Callback):
         self._count = 0
 
     def on_train_batch_end(self, batch, logs=None):
-        self._count += 1
+        self._count += self.model.steps_per_execution
         if self._count % self._steps == 0:
             self._function(self._count)
 
@@ -113,7 +115,10 @@ def _curve(trainer, data, plan) -> dict[str, Any]:
 
 
 def bounds(context: Context, plan: BoundPlan) -> dict[str, list[dict]]:
-    """The losses of every case, from the name of a set; a job each.
+    """The losses of every case, from the name of a set that is finished.
+
+    The networks that are measured everywhere are a job of each set, those that
+    are measured at their own radius alone another.
 
     A case is a network at one moment of its training, and a radius. Besides
     `norm`, `number` (the radius), `trained` (the radius of its training, as a
@@ -128,17 +133,30 @@ def bounds(context: Context, plan: BoundPlan) -> dict[str, list[dict]]:
 
     Networks of a large rate can give infinite losses, or no numbers.
     """
-    decides = dataclasses.replace(plan, sets=())
 
-    def job(name):
+    def job(name, kind, part):
         def work():
-            return {"rows": to_columns(_cases(context.load(name), plan))}
+            return {"rows": to_columns(_cases(context.load(name), part))}
 
         title = name.removeprefix("uci/")
-        return Job(f"above-{title}", {"set": name, "plan": decides}, work)
+        return Job(f"{kind}-{title}", {"set": name, "plan": part}, work)
 
-    found = context.do({name: job(name) for name in plan.sets})
-    return {name: to_rows(part["rows"]) for name, part in found.items()}
+    found = context.do(
+        {
+            (name, kind): job(name, kind, part)
+            for kind, part in plan.parts.items()
+            for name in plan.sets
+        }
+    )
+    return {
+        name: [
+            case
+            for kind in plan.parts
+            for case in to_rows(found[name, kind]["rows"])
+        ]
+        for name in plan.sets
+        if all((name, kind) in found for kind in plan.parts)
+    }
 
 
 def _cases(data, plan) -> list[dict[str, Any]]:
@@ -155,15 +173,18 @@ def _cases(data, plan) -> list[dict[str, Any]]:
             plan.recipe(title, len(data.train[0])),
             data,
             keras.optimizers.Adam(1e-3),
+            together=math.gcd(_TOGETHER, plan.every),
         )
         losses = Losses(trainer.model.base, norm)
-        for number, rate in itertools.product(
-            plan.training_numbers, plan.rates
-        ):
+        places = {number: plan.radii for number in plan.training_numbers}
+        places |= {number: (number,) for number in plan.own_numbers}
+        for number, rate in itertools.product(places, plan.rates):
             network = {"norm": str(norm), "trained": number, "rate": rate}
 
-            def measure(step, network=network, losses=losses):
-                for radius, found in losses.at(test, train, plan.radii):
+            def measure(
+                step, network=network, losses=losses, radii=places[number]
+            ):
+                for radius, found in losses.at(test, train, radii):
                     rows.append(
                         {**network, "number": radius, "step": step, **found}
                     )
