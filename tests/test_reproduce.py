@@ -533,6 +533,71 @@ def test_validation_samples_choose():
     assert {defence for _, defence, _ in cells} == {"Nominal"}
 
 
+def test_the_best_networks_are_trained_by_another_seed():
+    plan = budgets.IMAGES["laptop"]["mnist"]
+    wanted = networks.attacked_networks(plan)
+    one, two = (
+        next(n for n in wanted if n.title == title)
+        for title in ("RUB", "PGD-Linf")
+    )
+    (masked,) = networks.masked(wanted)
+    cells = {
+        (2, network.title, rho): network
+        for network in (one, two, masked)
+        for rho in (0.1, 1.0)
+    }
+    rows_of = [
+        {"norm": 2, "defence": network.title, "rho": rho, "ours": ours}
+        for network, figures in (
+            (one, (90.0, 30.0)), (two, (80.0, 40.0)), (masked, (99.0, 99.0)),
+        )
+        for rho, ours in zip((0.1, 1.0), figures, strict=True)
+    ]  # fmt: skip
+    leaders = rows.images.leaders(cells, rows_of)
+    assert leaders == {(2, "RUB", 0.1): one, (2, "PGD-Linf", 1.0): two}
+    again = choose.again(leaders, 7)
+    assert again.keys() == leaders.keys()
+    for cell, network in again.items():
+        assert network.recipe.seed == 7
+        same = dataclasses.replace(network.recipe, seed=0)
+        assert dataclasses.replace(network, recipe=same) == leaders[cell]
+    # A page shows both, and the summary takes the mean.
+    results = {
+        network: {
+            "samples": 9,
+            "rows": [
+                {"norm": "2", "rho": rho, "clean": 1.0, "paper": ours,
+                 "worst": ours / 2}
+                for rho in (0.1, 1.0)
+            ],
+        }
+        for network, ours in zip(
+            [*leaders.values(), *again.values()], (0.9, 0.4, 0.7, 0.6),
+            strict=True,
+        )
+    }  # fmt: skip
+    found = [
+        row
+        for some in (leaders, again)
+        for row in rows.images.attacked(some, results, {2: {}}, "paper")
+    ]
+    _, text = pages.attacked.again(found)
+    assert "| L2, 0.1 | RUB, 2.8 | 7 | 90.00 | 70.00 | 45.00 | 35.00 |" in text
+    assert "| L2, 1 | PGD-Linf, 0.01 | 7 | 40.00 | 60.00 | 20.00 |" in text
+    assert pages.attacked.again(found[:2]) == []
+
+
+def test_summary_takes_the_mean_of_seeds_under_attack(tmp_path):
+    """Of the defence that is best by the first seed."""
+    lines = ["norm,defence,rho,paper,ours,ours_strong,samples,seed",
+             "2,RUB,1.0,50,40,30,1000,0", "2,PGD-Linf,1.0,55,44,20,1000,0",
+             "2,PGD-Linf,1.0,55,66,30,1000,1"]  # fmt: skip
+    (tmp_path / "tab_mnist.csv").write_text("\n".join(lines) + "\n")
+    (row,) = rows.summary.summary(tmp_path)
+    assert (row["paper"], row["ours"], row["strong"]) == (55.0, 55.0, 25.0)
+    assert row["status"] == "reached"
+
+
 def test_trials():
     """A change is in the recipe, in the name of the job and in words."""
     plan = budgets.TRIALS["laptop"]

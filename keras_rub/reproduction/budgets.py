@@ -168,7 +168,11 @@ IMAGES = {
             smoke_radii={1: [0.06], 2: [0.01], "inf": [0.01]},
         ),
         fashion_mnist={"dataset": "digits"},
-        mnist={"dataset": "digits", "unit_radii": (0.28,)},
+        mnist={
+            "dataset": "digits",
+            "unit_radii": (0.28,),
+            "attacked_seeds": (1,),
+        },
         cifar10={
             "dataset": "digits",
             "seeds": (0, 1),

@@ -7,6 +7,7 @@ radius alone.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Hashable, Mapping
 from typing import Any, TypeVar
 
@@ -111,6 +112,16 @@ def attacked_cells(
         for defence, able in groups.items()
         if able
         for rho in (0.0, *radii[norm])
+    }
+
+
+def again(cells: Cells, seed: int) -> Cells:
+    """The same cells by networks of another seed."""
+    return {
+        cell: dataclasses.replace(
+            network, recipe=dataclasses.replace(network.recipe, seed=seed)
+        )
+        for cell, network in cells.items()
     }
 
 

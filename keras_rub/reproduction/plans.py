@@ -138,6 +138,8 @@ class ImagePlan:
             below the paper's.
         seeds: of the networks of the certified table with standardised
             inputs; all other networks take the first.
+        attacked_seeds: further seeds, by which the perceptron that is best
+            under attack at some norm and radius is trained again.
         certified_only: from the normalisation to further radii of RUB networks
             that the certified table alone has.
         conv: `Recipe` of convolutional RUB networks of the certified table,
@@ -179,6 +181,7 @@ class ImagePlan:
     conv_radii: tuple[float, ...] = ()
     conv_certified: int = 1000
     cnn_pgd: Recipe | None = None
+    attacked_seeds: tuple[int, ...] = ()
 
     def rub_recipe(self, rho: float) -> Recipe:
         """How the RUB perceptron of a radius is trained."""
@@ -218,6 +221,7 @@ class ImagePlan:
             samples=self.attacked,
             validation=self.validation,
             attack="paper",
+            seeds=self.attacked_seeds,
         )
 
 
@@ -236,6 +240,7 @@ class AttackPlan:
         validation: samples that choose the network of a cell.
         attack: which accuracy of `keras_rub.Evaluation.rows` stands for the
             paper's attack.
+        seeds: further ones, as `attacked_seeds` of `ImagePlan`.
     """
 
     recipe: Recipe
@@ -247,6 +252,7 @@ class AttackPlan:
     samples: int
     validation: int
     attack: str
+    seeds: tuple[int, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)

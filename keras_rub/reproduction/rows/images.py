@@ -8,7 +8,7 @@ from typing import Any
 
 from keras_rub.reproduction import paper
 from keras_rub.reproduction.choose import Cells
-from keras_rub.reproduction.plans import ImagePlan
+from keras_rub.reproduction.plans import MASKED, ImagePlan
 from keras_rub.reproduction.run.images import Proofs, accuracy
 from keras_rub.reproduction.run.networks import Network
 
@@ -60,10 +60,32 @@ def attacked(
             "samples": result["samples"],
             "normalization": network.normalization,
             "training_rho": network.recipe.rho,
+            "seed": network.recipe.seed,
         }
         for (norm, defence, rho), network in cells.items()
         if (result := results.get(network))
     ]
+
+
+def leaders(cells: Cells, rows: list[dict[str, Any]]) -> Cells:
+    """The cells of the defence that is best at a norm and radius.
+
+    Args:
+        cells: of `choose.attacked_cells`.
+        rows: of `attacked`.
+    """
+    best: dict[tuple[Any, float], dict[str, Any]] = {}
+    for row in rows:
+        place = row["norm"], row["rho"]
+        if row["defence"] != MASKED and (
+            place not in best or row["ours"] > best[place]["ours"]
+        ):
+            best[place] = row
+    return {
+        cell: cells[cell]
+        for (norm, rho), row in best.items()
+        for cell in [(norm, row["defence"], rho)]
+    }
 
 
 def certified_radii(plan: ImagePlan, dataset: str) -> list[float]:
