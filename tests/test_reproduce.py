@@ -555,6 +555,12 @@ def test_the_best_networks_are_trained_by_another_seed():
     ]  # fmt: skip
     leaders = rows.images.leaders(cells, rows_of)
     assert leaders == {(2, "RUB", 0.1): one, (2, "PGD-Linf", 1.0): two}
+    # Networks of many cells come first.
+    many = {(2, "RUB", 0.1): one, (2, "PGD-Linf", 1.0): two,
+            (2, "PGD-Linf", 3.0): two}  # fmt: skip
+    assert [network.title for network in choose.again(many, 7).values()] == [
+        "PGD-Linf", "PGD-Linf", "RUB",
+    ]  # fmt: skip
     again = choose.again(leaders, 7)
     assert again.keys() == leaders.keys()
     for cell, network in again.items():

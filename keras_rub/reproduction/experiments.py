@@ -114,7 +114,6 @@ def _attacked(name: str, dataset: str, cnn: bool = False) -> Experiment:
         leaders = rows.images.leaders(cells, found)
         for seed in part.seeds:
             again = choose.again(leaders, seed)
-            train(context, list(dict.fromkeys(again.values())))
             results = run.images.attack(
                 context, plan, choose.places(again), "test"
             )

@@ -142,9 +142,9 @@ def again(rows: list[dict[str, Any]]) -> list[str]:
     return [
         "## Other seeds\n\n"
         "Where a network is the best of all ours at a norm and radius under "
-        "the paper's attacks, other weights and batches and the same recipe. "
-        "Nothing was chosen by their figures. In the "
-        "[summary](summary.md) the mean of the seeds counts.",
+        "the paper's attacks: the same recipe with other weights and batches. "
+        "Nothing was chosen by their figures. In the [summary](summary.md) "
+        "the mean of the seeds counts; what is not listed has one seed.",
         tables.to_markdown(
             ["norm, rho", "network", "seed", "paper's attack, seed 0",
              "this seed", "all our attacks, seed 0", "this seed"],
