@@ -96,8 +96,8 @@ def _legend(rows):
             "other inputs. The paper takes, radius by radius, the better of "
             "standardised inputs and pixels in [0, 1], where the same radius "
             "is a larger change, and does not say which it took. In attacked "
-            "tables: one that was trained for that norm and radius ([large "
-            "radii](large_radii.md))."
+            "tables: one that was trained against attacks at such radii "
+            "([large radii](large_radii.md))."
         ),
         Status.BEYOND: (
             "Grey: the paper's figure is beyond what any classifier can have "
