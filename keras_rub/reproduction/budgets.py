@@ -623,6 +623,8 @@ TRIALS = {
                 {"weight_decay": 0.05},
                 {"learning_rate": 0.01},
                 {"rho_ramp": 0.25},
+                {"steps": 20_000},
+                {"steps": 40_000},
             ),
             *(
                 trial
