@@ -81,11 +81,8 @@ def leaders(cells: Cells, rows: list[dict[str, Any]]) -> Cells:
             place not in best or row["ours"] > best[place]["ours"]
         ):
             best[place] = row
-    return {
-        cell: cells[cell]
-        for (norm, rho), row in best.items()
-        for cell in [(norm, row["defence"], rho)]
-    }
+    first = [(norm, row["defence"], rho) for (norm, rho), row in best.items()]
+    return {cell: cells[cell] for cell in first}
 
 
 def certified_radii(plan: ImagePlan, dataset: str) -> list[float]:
