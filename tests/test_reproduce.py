@@ -151,7 +151,6 @@ def test_what_the_pages_were_made_of(folder):
         "uci",
         "loss",
         "above",
-        "own",
         "speed",
         "ceiling",
         "scale",
@@ -288,7 +287,6 @@ def test_what_another_process_did_is_not_repeated(tmp_path, capsys):
 def test_limits(folder, capsys):
     forget(folder, "above-iris")
     printed = reproduce(capsys, folder, ["tab_upper_bound"], minutes=0.0)
-    # The other job of the set does not make it finished.
     assert "time is up: 1 jobs left" in printed
     assert "nothing is finished yet" in printed
     for what in (["tab_bound"], []):
@@ -1024,19 +1022,6 @@ def test_shares_of_bounds():
         "trained for 1": [100.0, 100.0, 0.0, 0.0, 100.0, 1, 1],
     }
     assert found["all"]["paper"] == 95.0 and found["rate 1"]["paper"] is None
-    # Those that are measured at their own radius alone have one row.
-    some = dataclasses.replace(
-        BOUND_PLAN, training_numbers=(1.0,), own_numbers=(0.1,)
-    )
-    cases = [bound_case(*case) for case in BOUND_CASES]
-    fewer = {
-        row["networks"]: row["cases"]
-        for row in rows.losses.above({"set": cases}, some)
-    }
-    assert fewer == {
-        "all": 1, "own radius": 2, "rate 1": 0, "rate 0.01": 1,
-        "trained for 1": 1,
-    }  # fmt: skip
     nothing = rows.losses.above(
         {"set": [bound_case(*BOUND_CASES[3])]}, BOUND_PLAN
     )

@@ -318,9 +318,8 @@ _BOUND_RADII = (
 BOUNDS = {
     "smoke": BoundPlan(
         sets=("iris",),
-        radii=(0.0, 0.1, 1.0),
+        radii=(0.0, 1.0),
         training_numbers=(1.0,),
-        own_numbers=(0.1,),
         rates=(1e-3,),
         steps=1,
         every=1,

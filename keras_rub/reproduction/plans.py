@@ -304,8 +304,6 @@ class BoundPlan:
         every: steps between two measurements.
         samples: test samples, and as many training samples, to measure on.
         batch_size: samples a step.
-        own_numbers: further ones to train for, of networks that are measured
-            at their own radius alone.
         defences: those that are trained.
     """
 
@@ -317,19 +315,8 @@ class BoundPlan:
     every: int
     samples: int
     batch_size: int = 256
-    own_numbers: tuple[float, ...] = ()
 
     defences: ClassVar[tuple[str, ...]] = ("aRUB-Linf", "aRUB-L1")
-
-    @property
-    def parts(self) -> dict[str, BoundPlan]:
-        """What the jobs of a set do, from the first word of their names."""
-        parts = {"above": dataclasses.replace(self, sets=(), own_numbers=())}
-        if self.own_numbers:
-            parts["own"] = dataclasses.replace(
-                self, sets=(), radii=(), training_numbers=()
-            )
-        return parts
 
     def recipe(self, title: str, rows: int) -> Recipe:
         """How one defence is trained, but for radius and rate."""

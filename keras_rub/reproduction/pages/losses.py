@@ -142,8 +142,7 @@ def tab_upper_bound(
         differences=[
             f"{sets} of {paper.SETS} sets; learning rates "
             f"{words.numbers(plan.rates)}; training "
-            f"radii {words.numbers(plan.training_numbers)}{_own(plan)}; "
-            f"{plan.steps} steps "
+            f"radii {words.numbers(plan.training_numbers)}; {plan.steps} steps "
             f"of {plan.batch_size} instead of "
             f"{paper.TABLES.steps} of {paper.TABLES.batch_size}, "
             f"measured every {plan.every}. The paper's caption says every 500 "
@@ -163,16 +162,6 @@ def tab_upper_bound(
             "cases above, %",
             3,
         ),
-    )
-
-
-def _own(plan):
-    """Training radii of networks that few rows know."""
-    if not plan.own_numbers:
-        return ""
-    return (
-        f", and {words.numbers(plan.own_numbers)} at their own radius alone, "
-        'which only the rows "own radius" count'
     )
 
 

@@ -129,7 +129,6 @@ _KINDS = {
     "judge": "networks of the paper's search on test images",
     "large": "networks for large radii attacked",
     "loss": "training curves",
-    "own": "UCI sets, the same for networks at their own radius alone",
     "protocol": "networks of the paper's search, by rates",
     "rounding": "networks attacked by two losses",
     "scale": "networks with larger logits",

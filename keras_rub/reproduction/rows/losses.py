@@ -65,11 +65,11 @@ def above(found: dict[str, list[dict]], plan: BoundPlan) -> list[dict]:
         plan: `BoundPlan`.
 
     Returns:
-        A row for each norm, radius and choice of `networks`: all that are
-        measured everywhere, of these those of one learning rate or of one
-        training radius, and all that were trained for the radius. Each has
-        the shares of `SHARES`; cases with a loss that is not a number are left
-        out, as in the authors' code.
+        A row for each norm, radius and choice of `networks`: all of them,
+        those that were trained for the radius, those of one learning rate,
+        those that were trained for one radius. Each has the shares of
+        `SHARES`; cases with a loss that is not a number are left out, as in
+        the authors' code.
     """
     every = [case for cases in found.values() for case in cases]
     rows = []
@@ -94,19 +94,16 @@ def above(found: dict[str, list[dict]], plan: BoundPlan) -> list[dict]:
 
 
 def _choices(cases, plan):
-    everywhere = [
-        case for case in cases if case["trained"] in plan.training_numbers
-    ]
     return {
-        ALL: everywhere,
+        ALL: cases,
         OWN: [case for case in cases if case["trained"] == case["number"]],
         **{
-            f"rate {rate:g}": [c for c in everywhere if c["rate"] == rate]
+            f"rate {rate:g}": [case for case in cases if case["rate"] == rate]
             for rate in plan.rates
         },
         **{
             f"trained for {number:g}": [
-                case for case in everywhere if case["trained"] == number
+                case for case in cases if case["trained"] == number
             ]
             for number in plan.training_numbers
         },

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 from collections.abc import Iterator, Sequence
@@ -115,10 +116,7 @@ def _curve(trainer, data, plan) -> dict[str, Any]:
 
 
 def bounds(context: Context, plan: BoundPlan) -> dict[str, list[dict]]:
-    """The losses of every case, from the name of a set that is finished.
-
-    The networks that are measured everywhere are a job of each set, those that
-    are measured at their own radius alone another.
+    """The losses of every case, from the name of a set; a job each.
 
     A case is a network at one moment of its training, and a radius. Besides
     `norm`, `number` (the radius), `trained` (the radius of its training, as a
@@ -133,30 +131,17 @@ def bounds(context: Context, plan: BoundPlan) -> dict[str, list[dict]]:
 
     Networks of a large rate can give infinite losses, or no numbers.
     """
+    decides = dataclasses.replace(plan, sets=())
 
-    def job(name, kind, part):
+    def job(name):
         def work():
-            return {"rows": to_columns(_cases(context.load(name), part))}
+            return {"rows": to_columns(_cases(context.load(name), plan))}
 
         title = name.removeprefix("uci/")
-        return Job(f"{kind}-{title}", {"set": name, "plan": part}, work)
+        return Job(f"above-{title}", {"set": name, "plan": decides}, work)
 
-    found = context.do(
-        {
-            (name, kind): job(name, kind, part)
-            for kind, part in plan.parts.items()
-            for name in plan.sets
-        }
-    )
-    return {
-        name: [
-            case
-            for kind in plan.parts
-            for case in to_rows(found[name, kind]["rows"])
-        ]
-        for name in plan.sets
-        if all((name, kind) in found for kind in plan.parts)
-    }
+    found = context.do({name: job(name) for name in plan.sets})
+    return {name: to_rows(part["rows"]) for name, part in found.items()}
 
 
 def _cases(data, plan) -> list[dict[str, Any]]:
@@ -176,15 +161,13 @@ def _cases(data, plan) -> list[dict[str, Any]]:
             together=math.gcd(_TOGETHER, plan.every),
         )
         losses = Losses(trainer.model.base, norm)
-        places = {number: plan.radii for number in plan.training_numbers}
-        places |= {number: (number,) for number in plan.own_numbers}
-        for number, rate in itertools.product(places, plan.rates):
+        for number, rate in itertools.product(
+            plan.training_numbers, plan.rates
+        ):
             network = {"norm": str(norm), "trained": number, "rate": rate}
 
-            def measure(
-                step, network=network, losses=losses, radii=places[number]
-            ):
-                for radius, found in losses.at(test, train, radii):
+            def measure(step, network=network, losses=losses):
+                for radius, found in losses.at(test, train, plan.radii):
                     rows.append(
                         {**network, "number": radius, "step": step, **found}
                     )
