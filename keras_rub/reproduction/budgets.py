@@ -228,6 +228,7 @@ IMAGES = {
         },
         mnist={
             "normalizations": ("standard",),
+            "attacked_seeds": (1,),
             "rub": dataclasses.replace(_RUB, steps=20_000),
             "rub_small": dataclasses.replace(_RUB, steps=20_000, shift=1),
             "small": 2.8,
