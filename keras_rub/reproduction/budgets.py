@@ -488,6 +488,22 @@ PROTOCOLS = {
                 steps=1000,
                 seeds=(0, 1, 2, 3),
             ),
+            # Adversarial training for the radii where robust networks exist.
+            *(
+                Grid(
+                    datasets=(name,),
+                    normalizations=("standard",),
+                    defences=("PGD-Linf",),
+                    rates=(1e-3,),
+                    numbers=(0.3, 0.5),
+                    steps=paper.IMAGES.steps,
+                    batch_sizes=batch_sizes,
+                )
+                for name, batch_sizes in (
+                    ("mnist", _PAPERS_BATCHES),
+                    ("fashion_mnist", _PAPERS_BATCHES[1:]),
+                )
+            ),
         ),
         radii=_LARGE,
         steps=1000,
