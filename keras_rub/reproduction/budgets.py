@@ -256,7 +256,7 @@ IMAGES = {
                 _RUB, vertices=8, steps=20_000, **_AUGMENTED
             ),
             "rub_radii": _COLOUR,
-            "certified_only": {"unit": _COLOUR[:3]},
+            "certified_only": {"unit": _COLOUR},
             "seeds": (0, 1),
             "conv": dataclasses.replace(_CONV, **_AUGMENTED),
             "conv_radii": (0.55, 5.54, 27.71),
