@@ -251,6 +251,7 @@ IMAGES = {
         },
         cifar10={
             "normalizations": ("standard",),
+            "attacked_seeds": (1,),
             "rub": dataclasses.replace(_RUB, steps=20_000, **_AUGMENTED),
             "rub_small": dataclasses.replace(
                 _RUB, vertices=8, steps=20_000, **_AUGMENTED
