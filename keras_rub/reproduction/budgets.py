@@ -208,6 +208,7 @@ IMAGES = {
         ),
         fashion_mnist={
             "normalizations": ("standard",),
+            "attacked_seeds": (1,),
             "rub": dataclasses.replace(_RUB, steps=10_000),
             "rub_radii": (1.0, 2.8, 8.4, 14.0, 28.0, 280.0),
             "other": Recipe(steps=5000),
